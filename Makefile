@@ -1,0 +1,60 @@
+# Torch-FL: `make demo` trains ResNet-50 on a simulated NPU, `make test` runs the tests. Both set everything up first.
+#
+# The environment lives in .venv; the native part is built there in place and rebuilt incrementally by `make build`.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+# The newest torch release that is not this one would pull in gigabytes of CUDA: always by exact version.
+TORCH ?= torch==2.13.0
+TOOLS := scikit-build-core ninja cmake scipy-openblas32 setuptools
+
+# Sources whose change needs a rebuild (Python files do not: the install is editable).
+NATIVE := $(shell find csrc include sdk chips cmake -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+
+.PHONY: venv build demo test test-full lint bench clean help
+
+help:
+	@sed -n 's/^# //p' Makefile | head -3
+
+venv: $(VENV)/.built
+
+$(VENV)/.packages: pyproject.toml Makefile
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --upgrade pip
+	$(PIP) install -q "$(TORCH)" numpy
+	$(PIP) install -q $(TOOLS) "pydantic>=2.10" "PyYAML>=6" "typer>=0.12" "rich>=13" "jinja2>=3.1" \
+	  "pytest>=8" pytest-xdist hypothesis jsonschema scikit-learn transformers \
+	  ruff mypy clang-format==18.1.8 types-PyYAML
+	touch $@
+
+$(VENV)/.built: $(VENV)/.packages $(NATIVE)
+	$(PIP) install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+build: $(VENV)/.built
+
+demo: build
+	$(PY) -m torchfl.demo
+
+# Quick enough for every commit: about ten minutes on two cores, set-up included.
+test: build lint
+	$(PY) -m pytest -n 2 tests
+
+# The same and what takes longer: sanitizers on everything below PyTorch, whole-operator sweeps.
+test-full: test
+	$(PY) tools/sanitize.py
+	$(PY) -m pytest -n 2 tests -m slow
+
+lint: $(VENV)/.packages
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PY) tools/clang_format.py --check
+
+bench: build
+	$(PY) benchmarks/dispatch.py
+
+clean:
+	rm -rf build out $(VENV)/.built

@@ -1,0 +1,28 @@
+// aten_handlers.h: operators served by ATen-style adapters (torchfl/uba_aten.h), as the engine keeps them.
+#pragma once
+#include <string>
+
+#include "runtime.h"
+#include "torchfl/uba_aten.h"
+
+namespace torchfl {
+
+struct AtenHandler {
+  std::string op;  // as registered: "aten::add.Tensor"
+  torch::fl::OpHandler function;
+  torch::fl::HandlerOptions options;
+};
+
+// What an adapter library registered for one device type, in a process-wide book filled by loading it.
+struct AtenAdapter {
+  torch::fl::DeviceOptions options;
+  std::vector<std::shared_ptr<AtenHandler>> handlers;
+};
+// Runs the library's `torch_fl_register_<device_type>` and returns what it registered. Throws Error(load).
+std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const std::string& device_type);
+// An adapter over aligned host memory, for chips whose SDK takes host pointers. `count` devices.
+std::shared_ptr<Adapter> host_memory_adapter(const std::string& name, uint64_t alignment, int count);
+// Puts one row for each handler in front of the chip's own.
+void add_handler_rows(Chip& chip, const AtenAdapter& adapter);
+
+}  // namespace torchfl

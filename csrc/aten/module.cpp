@@ -1,0 +1,376 @@
+// module.cpp: torchfl._C, what the Python package needs of the engine.
+//
+// Contract: thin. Every function converts, calls one thing, and lets errors through as Python exceptions
+// (torchfl.LoadError for what a library or chip was refused for). Nothing here is on the call path.
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/extension.h>
+
+#include "aten_handlers.h"
+#include "autocast.h"
+#include "device_names.h"
+#include "hooks.h"
+#include "router.h"
+#include "transfer.h"
+
+namespace py = pybind11;
+
+namespace torchfl {
+namespace {
+
+template <class T>
+T get(const py::dict& dict, const char* key, T fallback) {
+  if (!dict.contains(key) || dict[key].is_none()) return fallback;
+  return dict[key].cast<T>();
+}
+
+DtypeSet dtype_set(const std::vector<std::string>& names) {
+  DtypeSet set = 0;
+  for (const std::string& name : names) {
+    const int32_t dtype = dtype_from_name(name);
+    if (dtype != 0) set |= dtype_bit(dtype);
+  }
+  return set;
+}
+
+Condition condition_from(const py::dict& row) {
+  static const std::map<std::string, Condition::Op> kOps = {
+      {"in", Condition::Op::in}, {"min", Condition::Op::min}, {"max", Condition::Op::max},
+      {"multiple_of", Condition::Op::multiple_of}, {"equals", Condition::Op::equals}, {"not", Condition::Op::not_in}};
+  Condition condition;
+  condition.name = row["name"].cast<std::string>();
+  condition.op = kOps.at(row["op"].cast<std::string>());
+  for (py::handle value : row["values"].cast<py::list>()) {
+    if (py::isinstance<py::str>(value)) {
+      condition.strings.push_back(value.cast<std::string>());
+    } else {
+      condition.numbers.push_back(value.cast<double>());
+    }
+  }
+  condition.why = get<std::string>(row, "why", "");
+  return condition;
+}
+
+OpPath op_path_from(const py::dict& row) {
+  OpPath path;
+  path.op = row["op"].cast<std::string>();
+  if (!row["overload"].is_none()) {
+    path.overload = row["overload"].cast<std::string>();
+    if (path.overload.empty()) path.overload = "default";  // as OpSchema names the overload without a name
+  }
+  path.declared = row["declared"].cast<std::string>();
+  path.kernel = row["kernel"].cast<std::string>();
+  for (auto item : row["dtypes"].cast<py::dict>()) {
+    path.dtypes.emplace_back(item.first.cast<std::string>(), dtype_set(item.second.cast<std::vector<std::string>>()));
+  }
+  path.layouts = get<std::vector<std::string>>(row, "layouts", {});
+  for (py::handle condition : row["where"].cast<py::list>()) path.where.push_back(condition_from(condition.cast<py::dict>()));
+  path.why = get<std::string>(row, "why", "");
+  path.line = get<int>(row, "line", 0);
+  for (auto item : row["cost"].cast<py::dict>()) {
+    if (item.first.cast<std::string>() == "launch_ps") {
+      path.cost["launch"] = item.second.cast<double>() * 1e-12;
+    } else if (py::isinstance<py::float_>(item.second) || py::isinstance<py::int_>(item.second)) {
+      path.cost[item.first.cast<std::string>()] = item.second.cast<double>();
+    } else if (py::isinstance<py::list>(item.second)) {
+      const auto values = item.second.cast<std::vector<double>>();
+      static const char* const kAxis[] = {"_m", "_n", "_k"};
+      for (size_t i = 0; i < values.size() && i < 3; i++) path.cost[item.first.cast<std::string>() + kAxis[i]] = values[i];
+    } else if (py::isinstance<py::str>(item.second)) {
+      path.cost[item.first.cast<std::string>()] = 1;  // a quality by name: reuse: on_chip_cache, prefetch: dma
+    }
+  }
+  return path;
+}
+
+constexpr double kPicosecond = 1e-12;
+
+// A row's cost terms that follow from the chip as a whole: the rate of the unit that serves its dtype, and the bandwidth of
+// the memory that it works from. What the descriptor does not say stays unknown.
+void price_rows(Chip& chip, const py::dict& lowered) {
+  const auto units = lowered["compute_units"].cast<py::dict>();
+  const auto memory = lowered["memory"].cast<py::dict>();
+  auto bandwidth = [&](const char* level) {
+    return memory.contains(level) ? get<double>(memory[level].cast<py::dict>(), "bandwidth", 0.0) : 0.0;
+  };
+  for (OpPath& row : chip.ops) {
+    if (row.cost.empty()) continue;
+    for (const auto& [name, set] : row.dtypes) {
+      if (name != "*" || row.cost.count("peak") != 0) continue;
+      for (int32_t dtype = 1; dtype < 32; dtype++) {
+        if ((set & dtype_bit(dtype)) == 0 || !units.contains(dtype_name(dtype))) continue;
+        const double peak = get<double>(units[dtype_name(dtype)].cast<py::dict>(), "peak", 0.0);
+        if (peak > 0) row.cost["peak"] = std::max(row.cost["peak"], peak);
+      }
+    }
+    if (row.cost.count("peak") != 0 && row.cost.count("efficiency") != 0) row.cost["peak"] *= row.cost["efficiency"];
+    const double rate = row.cost.count("reuse") != 0 ? bandwidth("on_chip_cache") : bandwidth("off_chip_memory");
+    if (rate > 0) row.cost.emplace("bandwidth", rate);
+  }
+}
+
+Chip chip_from(const py::dict& lowered) {
+  Chip chip;
+  chip.name = lowered["name"].cast<std::string>();
+  chip.vendor = get<std::string>(lowered, "vendor", "");
+  chip.version = get<std::string>(lowered, "version", "");
+  chip.device_type = lowered["device_type"].cast<std::string>();
+  chip.source = get<std::string>(lowered, "descriptor", "");
+  chip.alignment = get<uint64_t>(lowered, "alignment", 64);
+  chip.max_rank = get<int64_t>(lowered, "max_rank", 0);
+  chip.max_batch = get<int64_t>(lowered, "max_batch", 0);
+  chip.max_sequence = get<int64_t>(lowered, "max_seq", 0);
+  chip.unified = get<bool>(lowered, "unified", false);
+  chip.dtypes = dtype_set(lowered["dtypes"].cast<std::vector<std::string>>());
+  chip.layouts = get<std::vector<std::string>>(lowered, "layouts", {});
+  chip.default_layout = get<std::string>(lowered, "default_layout", "NCHW");
+  chip.on_unsupported_dtype = get<std::string>(lowered, "on_unsupported_dtype", "cpu");
+  if (lowered.contains("attention") && !lowered["attention"].is_none()) {
+    const auto row = lowered["attention"].cast<py::dict>();
+    Attention attention;
+    attention.enabled = get<bool>(row, "enabled", false);
+    attention.max_sequence_length = get<int64_t>(row, "max_sequence_length", 0);
+    attention.supported_heads = get<std::vector<int64_t>>(row, "supported_heads", {});
+    attention.beyond_is_error = get<std::string>(row, "beyond", "error") == "error";
+    chip.attention = attention;
+  }
+  for (py::handle row : lowered["ops"].cast<py::list>()) chip.ops.push_back(op_path_from(row.cast<py::dict>()));
+  const auto fallback = lowered["fallback"].cast<py::dict>();
+  chip.fallback_default = get<std::string>(fallback, "default", "compose");
+  chip.fallback_ops = get<std::map<std::string, std::string>>(fallback, "ops", {});
+  chip.launch_overhead = get<double>(lowered["overheads"].cast<py::dict>(), "launch_ps", 0.0) * kPicosecond;
+  price_rows(chip, lowered);
+  return chip;
+}
+
+py::dict chip_info(const ChipEntry& entry) {
+  py::dict info;
+  info["name"] = entry.chip.name;
+  info["vendor"] = entry.chip.vendor;
+  info["device_type"] = entry.chip.device_type;
+  info["first_index"] = entry.first_index;
+  info["count"] = entry.count;
+  info["adapter"] = entry.adapter->path();
+  info["adapter_version"] = entry.adapter->version();
+  info["sdk_version"] = entry.adapter->sdk_version();
+  info["abi"] = std::to_string(entry.adapter->abi() >> 16) + "." + std::to_string(entry.adapter->abi() & 0xffff);
+  info["source"] = entry.chip.source;
+  std::vector<std::string> missing;
+  for (const OpPath& row : entry.chip.ops) {
+    if (entry.handlers.count(row.kernel) == 0 && entry.adapter->find_kernel(row.kernel) == nullptr) missing.push_back(row.kernel);
+  }
+  info["missing_kernels"] = missing;
+  return info;
+}
+
+py::dict add_chip(const py::dict& lowered, const std::string& library, const std::string& style) {
+  Chip chip = chip_from(lowered);
+  std::shared_ptr<Adapter> adapter;
+  std::shared_ptr<AtenAdapter> handlers;
+  if (style == "aten") {
+    handlers = load_aten_adapter(library, chip.device_type);
+    add_handler_rows(chip, *handlers);
+    adapter = host_memory_adapter(chip.name, chip.alignment, handlers->options.device_count);
+  } else {
+    adapter = Adapter::load(library);
+  }
+  ChipEntry& entry = runtime::add_chip(std::move(chip), std::move(adapter));
+  if (handlers) {
+    for (const auto& handler : handlers->handlers) entry.handlers[handler->op] = handler;
+  }
+  register_hooks();
+  register_routes();
+  return chip_info(entry);
+}
+
+py::dict properties(int index) {
+  DeviceEntry& entry = runtime::device(index);
+  const uba_properties& p = entry.device->properties();
+  py::dict out;
+  out["name"] = std::string(p.name);
+  out["serial"] = std::string(p.serial);
+  out["total_memory"] = p.total_memory;
+  out["alignment"] = entry.chip->chip.alignment;
+  out["max_rank"] = p.max_rank;
+  out["compute_units"] = p.compute_units;
+  out["clock_mhz"] = p.clock_mhz;
+  out["host_accessible"] = p.host_accessible != 0;
+  out["label"] = entry.label;
+  out["chip"] = entry.chip->chip.name;
+  uba_telemetry t{};
+  if (guarded([&] { return entry.device->telemetry(&t); })) {
+    py::dict telemetry;
+    telemetry["utilization"] = t.utilization;
+    telemetry["power"] = t.power;
+    telemetry["temperature"] = t.temperature;
+    telemetry["busy_time"] = t.busy_time;
+    out["telemetry"] = telemetry;
+  }
+  return out;
+}
+
+py::list stats_rows() {
+  py::list rows;
+  for (const auto& row : stats::snapshot()) {
+    py::dict out;
+    out["device"] = row.device;
+    out["op"] = row.op;
+    out["path"] = row.path;
+    out["target"] = row.target;
+    out["reason"] = row.reason;
+    out["calls"] = row.calls;
+    out["seconds"] = double(row.nanoseconds) * 1e-9;
+    out["host_bytes"] = row.host_bytes;
+    rows.append(out);
+  }
+  return rows;
+}
+
+py::dict transfers() {
+  py::dict out;
+  out["to_device_copies"] = g_transfers.to_device_copies.load();
+  out["to_device_bytes"] = g_transfers.to_device_bytes.load();
+  out["to_host_copies"] = g_transfers.to_host_copies.load();
+  out["to_host_bytes"] = g_transfers.to_host_bytes.load();
+  out["peer_copies"] = g_transfers.peer_copies.load();
+  out["peer_bytes"] = g_transfers.peer_bytes.load();
+  return out;
+}
+
+py::dict explain_call(const std::string& op_name, const std::string& overload, const py::tuple& args, const py::dict& kwargs, int index) {
+  auto handle = c10::Dispatcher::singleton().findSchema({op_name.c_str(), overload.c_str()});
+  TORCH_CHECK_VALUE(handle.has_value(), "no operator ", op_name, overload.empty() ? "" : ".", overload);
+  torch::jit::Stack stack = torch::jit::createStackForSchema(handle->schema(), torch::jit::tuple_slice(args), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+  const Explanation why = explain(op_state(*handle), std::move(stack), index);
+  py::dict out;
+  out["op"] = why.op;
+  out["device"] = why.device;
+  out["path"] = why.path;
+  out["target"] = why.target;
+  out["reason"] = why.reason;
+  out["transforms"] = why.transforms;
+  py::list attempts;
+  for (const Attempt& attempt : why.attempts) {
+    py::dict row;
+    row["path"] = path_name(attempt.path);
+    row["target"] = attempt.target;
+    row["taken"] = attempt.taken;
+    row["reason"] = attempt.reason;
+    row["why"] = attempt.why;
+    row["line"] = attempt.line;
+    attempts.append(row);
+  }
+  out["attempts"] = attempts;
+  return out;
+}
+
+// Lines may come from any thread, with or without the GIL; a lost interpreter loses them.
+py::object* g_log = nullptr;
+void log_to_python(int level, const std::string& line) {
+  if (!Py_IsInitialized()) return;
+  py::gil_scoped_acquire gil;
+  if (g_log == nullptr) return;
+  try {
+    (*g_log)(level, line);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("torchfl's log");
+  }
+}
+
+py::list memory_snapshot(int index) {
+  py::list out;
+  DeviceEntry& entry = runtime::device_unopened(index);
+  if (!entry.opened) return out;
+  for (const auto& segment : entry.allocator->snapshot()) {
+    py::dict row;
+    row["device"] = index;
+    row["address"] = segment.address;
+    row["total_size"] = segment.total_size;
+    row["stream"] = segment.stream;
+    row["segment_type"] = segment.type;
+    py::list blocks;
+    for (const auto& block : segment.blocks) {
+      py::dict b;
+      b["address"] = block.address;
+      b["size"] = block.size;
+      b["requested_size"] = block.requested;
+      b["state"] = block.state;
+      blocks.append(b);
+    }
+    row["blocks"] = blocks;
+    out.append(row);
+  }
+  return out;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  static auto* load_error = new py::exception<Error>(m, "LoadError", PyExc_RuntimeError);
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+      py::set_error(*load_error, error.what());
+    }
+  });
+
+  m.attr("abi") = std::to_string(UBA_ABI_MAJOR) + "." + std::to_string(UBA_ABI_MINOR);
+  m.def("add_chip", &add_chip, py::arg("lowered"), py::arg("library"), py::arg("style"));
+  m.def("chips", [] {
+    py::list out;
+    for (const auto& chip : runtime::chips()) out.append(chip_info(*chip));
+    return out;
+  });
+  m.def("device_count", &runtime::device_count);
+  m.def("current_device", &runtime::current_device);
+  m.def("set_device", &runtime::set_current_device);
+  m.def("exchange_device", [](int index) {
+    const int previous = runtime::current_device();
+    if (index >= 0) runtime::set_current_device(index);
+    return previous;
+  });
+  m.def("is_opened", [](int index) { return runtime::device_unopened(index).opened.load(); });
+  m.def("any_opened", &runtime::any_opened);
+  m.def("forked_after_use", &runtime::forked_after_use);
+  m.def("label", [](int index) { return runtime::label(index); });
+  m.def("synchronize", [](int index) {
+    py::gil_scoped_release nogil;
+    DeviceEntry& entry = runtime::device_unopened(index);
+    if (entry.opened) entry.synchronize_all();
+  });
+  m.def("properties", &properties);
+  m.def("default_generator", [](int index) { return at::globalContext().defaultGenerator(c10::Device(kDevice, c10::DeviceIndex(index))); });
+  m.def("memory_snapshot", &memory_snapshot);
+  m.def("set_memory_limit", [](int index, uint64_t bytes) { runtime::device(index).allocator->set_limit(bytes); });
+  m.def("empty_cache", [](int index) {
+    py::gil_scoped_release nogil;
+    DeviceEntry& entry = runtime::device_unopened(index);
+    if (entry.opened) guarded([&] { entry.allocator->empty_cache(); });
+  });
+
+  m.def("stats", &stats_rows);
+  m.def("reset_stats", &stats::reset);
+  m.def("set_timing", [](bool on) { return stats::g_timing.exchange(on); });
+  m.def("transfers", &transfers);
+  m.def("set_debug_lines", &stats::set_debug_lines);
+  m.def("set_log", [](py::object callback) {
+    g_log = new py::object(std::move(callback));  // never destroyed: the interpreter may be gone by then
+    stats::set_sink(&log_to_python);
+    set_log_sink([](int32_t level, const char* text) { stats::log(level, text); });
+  });
+  m.def("explain", &explain_call, py::arg("op"), py::arg("overload"), py::arg("args"), py::arg("kwargs"), py::arg("index"));
+  m.def("forget_plans", &forget_plans);
+  m.def("stream_handle", [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
+  // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.
+  m.def("data_address", [](const at::Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.storage().data()) + uintptr_t(tensor.storage_offset()) * tensor.itemsize();
+  });
+
+  m.def("add_device_name", &device_names::add);
+  m.def("names_engaged", &device_names::engaged);
+  m.def("disengage_names", &device_names::disengage);
+  m.def("default_autocast_lists", &autocast::default_lists);
+  m.def("install_autocast", &autocast::install);
+}
+
+}  // namespace torchfl

@@ -1,0 +1,238 @@
+// native_ops.cpp: the operators that every backend must have of its own: creation, views, resizing, copies, fills.
+//
+// Contract: no view is ever made by copying (a fallback that copies breaks aliasing silently). None of these depends
+// on the descriptor.
+#include <ATen/EmptyTensor.h>
+#include <ATen/InferSize.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include "hooks.h"
+#include "router.h"
+#include "transfer.h"
+
+namespace torchfl {
+namespace {
+
+int index_from(std::optional<c10::Device> device) {
+  return device.has_value() && device->has_index() ? device->index() : runtime::current_device();
+}
+
+c10::ScalarType dtype_from(std::optional<c10::ScalarType> dtype) {
+  return dtype.has_value() ? *dtype : c10::typeMetaToScalarType(c10::get_default_dtype());
+}
+
+at::Tensor empty_memory_format(c10::SymIntArrayRef sym_sizes, std::optional<c10::ScalarType> dtype,
+                               std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                               std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(layout.value_or(c10::Layout::Strided) == c10::Layout::Strided, "torch.empty on ", runtime::label(index_from(device)),
+              ": only strided tensors can be created, not ", *layout);
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes);
+  at::detail::check_size_nonnegative(sizes);
+  at::Tensor out = empty_contiguous_on(index_from(device), dtype_from(dtype), sizes);
+  if (format.has_value() && *format != c10::MemoryFormat::Contiguous) {
+    out.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  }
+  return out;
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef sym_sizes, c10::SymIntArrayRef sym_strides,
+                         std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                         std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(layout.value_or(c10::Layout::Strided) == c10::Layout::Strided, "only strided tensors can be created, not ", *layout);
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes), strides = C10_AS_INTARRAYREF_SLOW(sym_strides);
+  TORCH_CHECK(sizes.size() == strides.size(), "empty_strided: ", sizes.size(), " sizes but ", strides.size(), " strides");
+  at::detail::check_size_nonnegative(sizes);
+  for (int64_t stride : strides) TORCH_CHECK(stride >= 0, "empty_strided: negative stride ", stride);
+  return empty_on(index_from(device), dtype_from(dtype), sizes, strides);
+}
+
+at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                      std::optional<c10::SymInt> offset) {
+  return at::native::as_strided_tensorimpl(
+      self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
+      offset.has_value() ? std::optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt);
+}
+
+at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
+  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(sizes));
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
+  return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides));
+}
+
+// Grows the storage when the new shape needs it, as at::native::resize_ does for the CPU.
+void resize_geometry(const at::Tensor& self, c10::IntArrayRef sizes, std::optional<c10::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (self.sizes() != sizes) {
+    at::detail::check_size_nonnegative(sizes);
+    impl->set_sizes_contiguous(sizes);
+  }
+  if (format.has_value() && *format != c10::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
+  const size_t bytes = self.numel() == 0 ? 0 : size_t(span_of(self) + self.storage_offset()) * self.itemsize();
+  if (bytes > self.storage().nbytes()) resize_storage(self.storage().unsafeGetStorageImpl(), bytes);
+}
+
+const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes, std::optional<c10::MemoryFormat> format) {
+  resize_geometry(self, C10_AS_INTARRAYREF_SLOW(sizes), format);
+  return self;
+}
+
+at::Tensor& set_storage_offset(at::Tensor& self, c10::Storage source, c10::SymInt offset, c10::SymIntArrayRef sizes,
+                               c10::SymIntArrayRef strides) {
+  TORCH_CHECK(source.device().type() == kDevice, "set_: the storage is on ", source.device(), ", the tensor on ", self.device());
+  const auto size_list = C10_AS_INTARRAYREF_SLOW(sizes), stride_list = C10_AS_INTARRAYREF_SLOW(strides);
+  at::native::checkSetStorage(self, source, offset.guard_int(__FILE__, __LINE__), size_list, stride_list);
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset.guard_int(__FILE__, __LINE__));
+  if (stride_list.data() == nullptr) {
+    impl->set_sizes_contiguous(size_list);
+  } else {
+    impl->set_sizes_and_strides(size_list, stride_list);
+  }
+  const size_t bytes = self.numel() == 0 ? 0 : size_t(span_of(self) + self.storage_offset()) * self.itemsize();
+  if (bytes > self.storage().nbytes()) resize_storage(self.storage().unsafeGetStorageImpl(), bytes);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, c10::Storage source) {
+  const auto count = int64_t(source.nbytes() / self.itemsize());
+  return set_storage_offset(self, std::move(source), 0, {c10::SymInt(count)}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  if (self.is_same(source)) return self;
+  return set_storage_offset(self, source.storage(), source.sym_storage_offset(), source.sym_sizes(), source.sym_strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  c10::DeviceGuard on_device(self.device());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, device_allocator(), /*resizable=*/true);
+  return set_storage_offset(self, std::move(storage), 0, {c10::SymInt(0)}, {});
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
+  return at::_local_scalar_dense(to_host(self));
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  copy_tensor(dst, self, non_blocking);
+  return dst;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
+  if (dst.sizes() != self.sizes()) {
+    if (dst.device().type() == kDevice) {
+      resize_geometry(dst, self.sizes(), std::nullopt);
+    } else {
+      dst.resize_(self.sizes());
+    }
+  }
+  copy_tensor(dst, self, false);
+  return dst;
+}
+
+at::Tensor& fill_scalar(at::Tensor& self, const at::Scalar& value) {
+  at::assert_no_internal_overlap(self);
+  builtin_call(self, "aten::fill_", "fill_nd", [&] { fill_tensor(self, value); });
+  return self;
+}
+
+at::Tensor& fill_from_tensor(at::Tensor& self, const at::Tensor& value) {
+  TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(), " dimensions.");
+  if (value.is_cpu()) return fill_scalar(self, value.item());
+  copy_tensor(self, value, false);  // broadcasts on the device: no element needs to visit the host
+  return self;
+}
+
+at::Tensor& zero_(at::Tensor& self) { return fill_scalar(self, 0); }
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  static_cast<c10::DeviceAllocator*>(device_allocator())->recordStream(self.storage().data_ptr(), stream);
+}
+
+// Which attention kernel `scaled_dot_product_attention` takes: 0 is the composite one, made of operators that are routed.
+int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
+                         bool, std::optional<double>, bool) {
+  return 0;
+}
+
+// Concatenation is data movement: one strided copy for each piece, on the chip.
+at::Tensor& cat_out(const at::ITensorListRef& tensors, int64_t dim, at::Tensor& out) {
+  const auto pieces = tensors.materialize();
+  at::Tensor like;  // carries the shape rules: sizes, dtype and memory format as PyTorch computes them
+  {
+    std::vector<at::Tensor> shapes;
+    for (const at::Tensor& piece : pieces) {
+      shapes.push_back(at::empty_strided(piece.sizes(), piece.strides(), piece.options().device(c10::kMeta)));
+    }
+    like = at::cat(shapes, dim);
+  }
+  const int index = pieces[0].get().device().index();
+  if (!out.defined()) {
+    out = empty_on(index, like.scalar_type(), like.sizes(), like.strides());
+  } else {
+    TORCH_CHECK(c10::canCast(like.scalar_type(), out.scalar_type()), "torch.cat(): result type ", like.scalar_type(),
+                " can't be cast to the desired output type ", out.scalar_type());
+    at::assert_no_internal_overlap(out);
+    for (const at::Tensor& piece : pieces) at::assert_no_overlap(out, piece);
+    if (out.sizes() != like.sizes()) resize_geometry(out, like.sizes(), like.suggest_memory_format());
+  }
+  builtin_call(out, "aten::cat", "copy_nd", [&] {
+    const int64_t axis = like.dim() == 0 ? 0 : c10::maybe_wrap_dim(dim, like.dim());
+    int64_t start = 0;
+    for (const at::Tensor& piece : pieces) {
+      if (piece.dim() == 1 && piece.size(0) == 0 && like.dim() != 1) continue;  // torch's legacy empty tensor
+      const int64_t size = piece.size(axis);
+      copy_tensor(out.narrow(axis, start, size), piece, true);
+      start += size;
+    }
+  });
+  return out;
+}
+
+at::Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
+  at::Tensor out;
+  return cat_out(tensors, dim, out);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty_memory_format);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", &as_strided);
+  m.impl("view", &view);
+  m.impl("_reshape_alias", &reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("resize_", &resize_);
+  m.impl("set_.source_Storage_storage_offset", &set_storage_offset);
+  m.impl("set_.source_Storage", &set_storage);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("set_", &set_nothing);
+  m.impl("_local_scalar_dense", &local_scalar_dense);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("fill_.Scalar", &fill_scalar);
+  m.impl("fill_.Tensor", &fill_from_tensor);
+  m.impl("zero_", &zero_);
+  m.impl("record_stream", &record_stream);
+  m.impl("_fused_sdp_choice", &fused_sdp_choice);
+  m.impl("cat", &cat);
+  m.impl("cat.out", &cat_out);
+}
+
+}  // namespace torchfl

@@ -1,0 +1,468 @@
+// plan.cpp: see plan.h. The once-per-signature part: shapes, promotion, the decision, and the template of the call.
+#include "plan.h"
+
+#include <cmath>
+
+#include "aten_handlers.h"
+#include "transfer.h"
+
+namespace torchfl {
+namespace {
+
+// Row-major strides, or the tensor's own when it is dense (its memory format is worth keeping).
+c10::SmallVector<int64_t, 6> packed_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides, bool keep_dense) {
+  c10::SmallVector<int64_t, 6> out(sizes.size());
+  if (keep_dense) {
+    std::vector<size_t> order(sizes.size());
+    for (size_t i = 0; i < order.size(); i++) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+    int64_t step = 1;
+    bool dense = true;
+    for (size_t i = order.size(); i-- > 0;) {
+      const size_t d = order[i];
+      if (sizes[d] != 1 && strides[d] != step) dense = false;
+      out[d] = step;
+      step *= std::max<int64_t>(sizes[d], 1);
+    }
+    if (dense) return out;
+  }
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    out[d] = step;
+    step *= std::max<int64_t>(sizes[d], 1);
+  }
+  return out;
+}
+
+// Builds the argument templates of one plan.
+class Template {
+ public:
+  explicit Template(Plan& plan) : plan_(plan) {}
+
+  const int64_t* keep(c10::IntArrayRef values) {
+    auto array = std::make_unique<int64_t[]>(std::max<size_t>(values.size(), 1));
+    std::copy(values.begin(), values.end(), array.get());
+    plan_.int_arrays.push_back(std::move(array));
+    return plan_.int_arrays.back().get();
+  }
+  const double* keep(const std::vector<double>& values) {
+    auto array = std::make_unique<double[]>(std::max<size_t>(values.size(), 1));
+    std::copy(values.begin(), values.end(), array.get());
+    plan_.double_arrays.push_back(std::move(array));
+    return plan_.double_arrays.back().get();
+  }
+
+  // Adds a tensor slot; `convert` is the dtype the kernel shall see. The value entries that refer to slots are linked
+  // by `link` at the end, since the slot array moves while it grows.
+  int add_tensor(const at::Tensor& tensor, c10::ScalarType convert, int arg, int element) {
+    uba_tensor slot{};
+    Plan::Patch patch{};
+    patch.arg = int16_t(arg);
+    patch.element = int16_t(element);
+    patch.tensor = int32_t(plan_.tensors.size());
+    patch.dtype = convert;
+    const bool converted = convert != tensor.scalar_type();
+    patch.source = converted ? Plan::Patch::prepared_tensor : Plan::Patch::tensor_address;
+    slot.dtype = to_uba_dtype(convert);
+    slot.rank = int32_t(tensor.dim());
+    slot.sizes = keep(tensor.sizes());
+    slot.strides = converted ? keep(packed_strides(tensor.sizes(), tensor.strides(), true)) : keep(tensor.strides());
+    if (!converted && tensor.device().type() == kDevice) slot.byte_offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+    plan_.tensors.push_back(slot);
+    plan_.patches.push_back(patch);
+    return patch.tensor;
+  }
+
+  void add_number(uba_value& value, int index, const c10::Scalar& number, int arg, Plan::Patch::Source source, bool floating) {
+    value.count = 1;
+    if (floating) {
+      value.kind = UBA_DOUBLE;
+      value.v.d = number.isComplex() ? std::nan("") : number.toDouble();
+    } else {
+      value.kind = UBA_INT;
+      value.v.i = number.isBoolean() ? int64_t(number.toBool()) : number.toLong();
+    }
+    Plan::Patch patch{};
+    patch.arg = int16_t(arg);
+    patch.element = -1;
+    patch.value = int16_t(index);
+    patch.source = source;
+    patch.floating = floating;
+    plan_.patches.push_back(patch);
+  }
+
+  // value index -> first slot, count
+  void refer(int value, int slot, int count, bool list) { references_.push_back({value, slot, count, list}); }
+  void link() {
+    for (const auto& reference : references_) {
+      uba_value& value = plan_.values[size_t(reference.value)];
+      value.kind = reference.list ? UBA_TENSOR_LIST : UBA_TENSOR;
+      value.count = uint32_t(reference.count);
+      value.v.tensor = plan_.tensors.data() + reference.slot;
+    }
+  }
+
+ private:
+  struct Reference {
+    int value, slot, count;
+    bool list;
+  };
+  Plan& plan_;
+  std::vector<Reference> references_;
+};
+
+struct Unroutable {  // why a call cannot be expressed for a kernel at all
+  std::string reason;
+};
+
+// Turns the arguments into templates. Throws Unroutable.
+void fill_arguments(OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType compute, Plan& plan, Template& build) {
+  const auto& schema_args = op.handle.schema().arguments();
+  plan.values.assign(op.kernel_args.size(), uba_value{});
+  const bool compute_floats = compute == c10::ScalarType::Undefined || c10::isFloatingType(compute);
+  auto add = [&](const at::Tensor& tensor, int position, int element) {
+    if (to_uba_dtype(tensor.scalar_type()) == 0) throw Unroutable{std::string(c10::toString(tensor.scalar_type())) + " has no meaning for an adapter"};
+    const c10::ScalarType convert = follows_compute_dtype(op, position, tensor, compute) ? compute : tensor.scalar_type();
+    return build.add_tensor(tensor, convert, position, element);
+  };
+  for (size_t k = 0; k < op.kernel_args.size(); k++) {
+    const int position = op.kernel_args[k];
+    const c10::IValue& arg = args[size_t(position)];
+    uba_value& value = plan.values[k];
+    const std::string& name = schema_args[size_t(position)].name();
+    if (arg.isNone() || (arg.isTensor() && !arg.toTensor().defined())) {
+      value.kind = UBA_NONE;
+    } else if (arg.isTensor()) {
+      const at::Tensor& tensor = arg.toTensor();
+      if (tensor.device().type() != kDevice) {
+        if (tensor.dim() != 0) throw Unroutable{"'" + name + "' is a CPU tensor"};
+        if (c10::isComplexType(tensor.scalar_type())) throw Unroutable{"'" + name + "' is a complex number"};
+        build.add_number(value, int(k), tensor.item(), position, Plan::Patch::host_number,
+                         c10::isFloatingType(tensor.scalar_type()) || (op.pointwise && c10::isFloatingType(compute)));
+      } else {
+        build.refer(int(k), add(tensor, position, -1), 1, false);
+      }
+    } else if (arg.isTensorList()) {
+      const auto list = arg.toListRef();
+      const int first = int(plan.tensors.size());
+      for (size_t e = 0; e < list.size(); e++) {
+        const at::Tensor& tensor = list[e].toTensor();
+        if (!tensor.defined() || tensor.device().type() != kDevice) throw Unroutable{"'" + name + "' holds a tensor that is not on the device"};
+        add(tensor, position, int(e));
+      }
+      build.refer(int(k), first, int(list.size()), true);
+    } else if (arg.isInt() || arg.isDouble() || arg.isBool()) {
+      const bool scales = op.scales[size_t(position)];
+      const bool floating = arg.isDouble() || (scales && op.pointwise && compute_floats && compute != c10::ScalarType::Undefined);
+      build.add_number(value, int(k), arg.toScalar(), position, Plan::Patch::number, floating);
+      if (!op.patched[size_t(position)]) plan.patches.pop_back();  // part of the signature: the template's value is right for ever
+      if (!scales && arg.isInt() && schema_args[size_t(position)].type()->str() == "ScalarType") {
+        value.v.i = to_uba_dtype(c10::ScalarType(arg.toInt()));
+      }
+    } else if (arg.isIntList() || arg.isBoolList()) {
+      std::vector<int64_t> values;
+      for (const c10::IValue& element : arg.toListRef()) values.push_back(element.isBool() ? int64_t(element.toBool()) : element.toInt());
+      value.kind = UBA_INT_LIST;
+      value.count = uint32_t(values.size());
+      value.v.ints = build.keep(values);
+    } else if (arg.isDoubleList()) {
+      const std::vector<double> values = arg.toDoubleVector();
+      value.kind = UBA_DOUBLE_LIST;
+      value.count = uint32_t(values.size());
+      value.v.doubles = build.keep(values);
+    } else if (arg.isString()) {
+      plan.strings.push_back(arg.toStringRef());
+      value.kind = UBA_STRING;
+      value.count = 1;
+    } else {
+      throw Unroutable{"argument '" + name + "' is a " + arg.tagKind() + ", which no kernel takes"};
+    }
+  }
+  size_t next_string = 0;  // linked last: the vector moved while it grew
+  for (auto& value : plan.values) {
+    if (value.kind == UBA_STRING) value.v.str = plan.strings[next_string++].c_str();
+  }
+}
+
+std::string mapping_line(const OpPath& row, const Plan& plan) {
+  std::string layout = "scalar", dtype;
+  for (const uba_tensor& tensor : plan.tensors) {
+    layout = tensor.rank == 4 ? layout_name(tensor) : tensor.rank == 0 ? "scalar" : is_contiguous(tensor) ? "contiguous" : "strided";
+    dtype = dtype_name(tensor.dtype);
+    break;
+  }
+  static const std::pair<const char*, const char*> kShort[] = {
+      {"float16", "fp16"}, {"bfloat16", "bf16"}, {"float32", "fp32"}, {"float64", "fp64"}};
+  for (const auto& [name, text] : kShort) {
+    if (dtype == name) dtype = text;
+  }
+  return "[SME] Mapping " + row.declared + " -> " + row.kernel + " (layout=" + layout + ", dtype=" + dtype + ")";
+}
+
+// What running this call elsewhere looks like to the user, said once.
+void announce_elsewhere(const OpState& op, Plan& plan, const std::string& path, const std::string& reason, bool first) {
+  if (first) {
+    const bool composite = plan.kind == Plan::Kind::composite;
+    stats::log(composite ? 0 : 2, op.display + " on " + plan.entry->label + (composite ? " is taken apart by PyTorch: " : " runs on the CPU: ") + reason);
+  }
+  if (stats::debug_lines()) {
+    std::fprintf(stderr, "[SME] Fallback to %s: %s (%s)\n", path == "cpu" ? "CPU" : path.c_str(), op.display.c_str(), reason.c_str());
+  }
+}
+
+void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool announce) {
+  plan.kind = op.composite.has_value() ? Plan::Kind::composite : Plan::Kind::cpu;
+  const std::string path = plan.kind == Plan::Kind::composite ? "composite" : "cpu";
+  bool created = false;
+  plan.counters = &stats::counters(plan.entry->label, op.display, path, path, reason, &created);
+  if (announce) announce_elsewhere(op, plan, path, reason, created);
+}
+
+bool shares_memory_kind(const OpState& op, at::ArrayRef<c10::IValue> args) {
+  // Whether any read argument could share storage with a written one: decided by looking at run time.
+  return !op.written.empty() && args.size() > 1;
+}
+
+}  // namespace
+
+BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device, const Refused& refused,
+                     bool announce) {
+  BuiltPlan built;
+  built.plan = std::make_unique<Plan>();
+  Plan& plan = *built.plan;
+  plan.key.assign(signature.words.begin(), signature.words.end());
+  plan.device = device;
+  plan.entry = &runtime::device_unopened(device);
+  const ChipEntry& chip = *plan.entry->chip;
+  Decision& decision = built.decision;
+
+  auto elsewhere = [&](const std::string& reason) {
+    if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
+    decision.path = Path::cpu;
+    decision.reason = reason;
+    go_elsewhere(op, plan, reason, announce);
+    return std::move(built);
+  };
+
+  const bool mapped = chip.routes.has(op.schema.name);
+  if (!mapped) {
+    decision = chip.routes.decide({CallView{&op.schema, nullptr, 0, nullptr, 0}});
+    if (decision.path == Path::error) {
+      plan.kind = Plan::Kind::error;
+      plan.error = decision.reason;
+      return built;
+    }
+    return elsewhere(decision.reason);
+  }
+  if (signature.host_tensors) return elsewhere("a CPU tensor takes part");
+
+  // Shapes: the call's own form (which also checks it), and the functional one for the dtype of the result.
+  std::optional<std::vector<OutputShape>> own;
+  if (!op.returns.empty()) own = infer_outputs(op.handle, op.schema.name, args);
+  if (!own.has_value() && std::find(op.returns.begin(), op.returns.end(), -1) != op.returns.end()) {
+    return elsewhere("PyTorch cannot tell the shape of its result beforehand");
+  }
+  std::vector<OutputShape> functional;
+  if (op.written.empty()) {
+    if (own.has_value()) functional = *own;
+  } else if (op.functional.has_value() && !op.returns.empty()) {
+    std::vector<c10::IValue> functional_args;
+    for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
+    if (auto inferred = infer_outputs(*op.functional, op.schema.name, functional_args)) functional = std::move(*inferred);
+  }
+
+  Template build(plan);
+  try {
+    const c10::ScalarType compute = compute_dtype(op, args, functional.empty() ? c10::ScalarType::Undefined : functional[0].dtype);
+    fill_arguments(op, args, compute, plan, build);
+  } catch (const Unroutable& why) {
+    plan.patches.clear();
+    return elsewhere(why.reason);
+  }
+
+  // Outputs: what the kernel writes.
+  std::vector<uba_tensor> output_views;
+  if (op.written.empty()) {
+    for (const OutputShape& shape : functional) {
+      Plan::Output output;
+      output.shape = shape;
+      plan.outputs.push_back(std::move(output));
+    }
+  } else {
+    for (size_t i = 0; i < op.returns.size(); i++) {
+      const int written = op.returns[i];
+      if (written < 0 || !args[size_t(written)].isTensor()) return elsewhere("this form writes its arguments and returns something else");
+      const at::Tensor& target = args[size_t(written)].toTensor();
+      Plan::Output output;
+      output.written_arg = written;
+      output.shape.dtype = target.scalar_type();
+      output.shape.sizes.assign(target.sizes().begin(), target.sizes().end());
+      output.shape.strides.assign(target.strides().begin(), target.strides().end());
+      // The shape check of this very form has resized its stand-in for `out`, if that is what PyTorch does.
+      if (op.is_out[size_t(written)] && own.has_value() && i < own->size() && (*own)[i].sizes != output.shape.sizes) {
+        built.resize.emplace_back(written, (*own)[i].sizes);
+        continue;
+      }
+      if (i < functional.size()) {
+        if (functional[i].sizes != output.shape.sizes) {
+          return elsewhere("the result has another shape than the tensor it is written to");
+        }
+        if (functional[i].dtype != output.shape.dtype) {
+          output.shape.dtype = functional[i].dtype;
+          output.through_temporary = true;
+        }
+      }
+      // A target without a one-to-one layout (expanded, or with gaps that a kernel may not expect) gets a copy.
+      plan.outputs.push_back(std::move(output));
+    }
+  }
+  if (!built.resize.empty()) {
+    built.plan.reset();
+    return built;
+  }
+  auto make_views = [&] {
+    output_views.clear();
+    for (Plan::Output& output : plan.outputs) {
+      uba_tensor view{};
+      if (output.shape.dtype != c10::ScalarType::Undefined) {
+        if (output.through_temporary) {
+          const auto packed = packed_strides(output.shape.sizes, output.shape.strides, true);
+          output.shape.strides.assign(packed.begin(), packed.end());
+        }
+        view.dtype = to_uba_dtype(output.shape.dtype);
+        view.rank = int32_t(output.shape.sizes.size());
+        view.sizes = output.shape.sizes.data();
+        view.strides = output.shape.strides.data();
+        if (output.written_arg >= 0 && !output.through_temporary) {
+          const at::Tensor& target = args[size_t(output.written_arg)].toTensor();
+          view.byte_offset = uint64_t(target.storage_offset()) * target.itemsize();
+        }
+      }
+      output_views.push_back(view);
+    }
+  };
+  make_views();
+  for (const uba_tensor& view : output_views) {
+    if (view.dtype == 0 && view.rank > 0) return elsewhere("its result has a dtype that no adapter knows");
+  }
+
+  build.link();
+  OpSchema schema = op.schema;  // a copy: the operator is shared by all threads
+  schema.at_default.assign(op.kernel_args.size(), true);
+  for (size_t k = 0; k < op.kernel_args.size(); k++) {
+    const auto& arg = op.handle.schema().arguments()[size_t(op.kernel_args[k])];
+    const c10::IValue& given = args[size_t(op.kernel_args[k])];
+    if (!given.isTensor() && arg.default_value().has_value()) schema.at_default[k] = given == *arg.default_value();
+  }
+  RouteTable::Query query;
+  query.call = {&schema, plan.values.data(), int(plan.values.size()), output_views.data(), int(output_views.size())};
+  struct Context {
+    const ChipEntry& chip;
+  } context{chip};
+  query.available = [](void* opaque, const std::string& kernel) {
+    const ChipEntry& entry = static_cast<Context*>(opaque)->chip;
+    return entry.handlers.count(kernel) != 0 || entry.adapter->find_kernel(kernel) != nullptr;
+  };
+  query.context = &context;
+  query.refused = &refused;
+  decision = chip.routes.decide(query);
+  if (decision.path == Path::error) {
+    plan.kind = Plan::Kind::error;
+    plan.error = decision.reason;
+    return built;
+  }
+  if (decision.path != Path::native) {
+    plan.patches.clear();
+    return elsewhere(decision.reason);
+  }
+
+  built.row = decision.row;
+  // A conversion from a dtype that the chip does not have would pass through the host: then the whole call may as well.
+  for (const Plan::Patch& patch : plan.patches) {
+    if (patch.source != Plan::Patch::prepared_tensor) continue;
+    const c10::IValue& arg = args[size_t(patch.arg)];
+    const at::Tensor& tensor = patch.element < 0 ? arg.toTensor() : arg.toListRef()[size_t(patch.element)].toTensor();
+    if ((chip.chip.dtypes & dtype_bit(to_uba_dtype(tensor.scalar_type()))) == 0) {
+      const std::string reason = std::string(dtype_name(to_uba_dtype(tensor.scalar_type()))) + " is no dtype of " + chip.chip.name +
+                                 " (" + dtype_set_text(chip.chip.dtypes) + ")";
+      plan.patches.clear();
+      decision.attempts.clear();
+      built.row = nullptr;
+      return elsewhere(reason);
+    }
+  }
+  auto prepare = [&](const Transform& transform) {
+    const int position = op.kernel_args[size_t(transform.arg)];
+    for (Plan::Patch& patch : plan.patches) {
+      if (patch.arg != position || (patch.element >= 0 && patch.element != transform.element)) continue;
+      if (patch.source != Plan::Patch::tensor_address && patch.source != Plan::Patch::prepared_tensor) continue;
+      uba_tensor& slot = plan.tensors[size_t(patch.tensor)];
+      const c10::IntArrayRef sizes(slot.sizes, size_t(slot.rank)), strides(slot.strides, size_t(slot.rank));
+      slot.strides = build.keep(packed_strides(sizes, strides, transform.kind == Transform::realign));
+      slot.byte_offset = 0;
+      if (std::find(op.written.begin(), op.written.end(), position) != op.written.end()) {
+        for (Plan::Output& output : plan.outputs) {
+          if (output.written_arg == position) output.through_temporary = true;
+        }
+      }
+      patch.source = Plan::Patch::prepared_tensor;
+    }
+  };
+  for (const Transform& transform : decision.transforms) prepare(transform);
+  if (decision.realign_outputs) {
+    for (Plan::Output& output : plan.outputs) {
+      if (output.written_arg >= 0) output.through_temporary = true;
+    }
+  }
+  for (Plan::Output& output : plan.outputs) {
+    // Overlapping targets cannot be written in parallel; PyTorch's shape check has refused the in-place ones.
+    if (output.written_arg >= 0 && !output.through_temporary &&
+        !is_dense(args[size_t(output.written_arg)].toTensor()) && !op.pointwise) {
+      output.through_temporary = true;
+    }
+  }
+  make_views();
+  // What is written through a stand-in must be copied back, and only outputs are.
+  for (const Plan::Patch& patch : plan.patches) {
+    if (patch.source != Plan::Patch::prepared_tensor || !op.writes(patch.arg)) continue;
+    const bool copied_back = std::any_of(plan.outputs.begin(), plan.outputs.end(), [&](const Plan::Output& output) {
+      return output.written_arg == patch.arg && output.through_temporary;
+    });
+    if (!copied_back) {
+      plan.patches.clear();
+      built.row = nullptr;
+      return elsewhere("an argument that it updates has a dtype, layout or alignment that the kernel cannot write");
+    }
+  }
+  for (Plan::Output& output : plan.outputs) {
+    if (output.shape.dtype == c10::ScalarType::Undefined) continue;
+    int64_t last = 0;
+    bool empty = false;
+    for (size_t d = 0; d < output.shape.sizes.size(); d++) {
+      empty |= output.shape.sizes[d] == 0;
+      last += (output.shape.sizes[d] - 1) * output.shape.strides[d];
+    }
+    output.bytes = empty ? 0 : size_t(last + 1) * c10::elementSize(output.shape.dtype);
+  }
+  for (const Plan::Patch& patch : plan.patches) plan.prepared += patch.source == Plan::Patch::prepared_tensor;
+  plan.may_overlap = shares_memory_kind(op, args);
+  plan.functional_name = op.schema.name;
+
+  const OpPath& row = *decision.row;
+  auto handler = chip.handlers.find(row.kernel);
+  if (handler != chip.handlers.end()) {
+    plan.kind = Plan::Kind::handler;
+    plan.handler = handler->second;
+  } else {
+    const uba_kernel* kernel = chip.adapter->find_kernel(row.kernel);
+    plan.kind = Plan::Kind::kernel;
+    plan.run = kernel->run;
+    plan.tag = kernel->tag;
+  }
+  plan.kernel_name = row.kernel.c_str();
+  plan.counters = &stats::counters(plan.entry->label, op.display, "native", row.kernel, "");
+  if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());
+  return built;
+}
+
+}  // namespace torchfl

@@ -1,0 +1,393 @@
+// router.cpp: see router.h.
+#include "router.h"
+
+#include <chrono>
+
+#include <ATen/native/Resize.h>
+#include <torch/library.h>
+
+#include "plan.h"
+#include "transfer.h"
+
+namespace torchfl {
+
+namespace {
+
+bool ends_with(const std::string& text, char c) { return !text.empty() && text.back() == c; }
+
+// The functional form of an in-place or out= operator: same base name, same arguments less the out ones.
+std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema, const std::string& base) {
+  static const auto* by_name = [] {
+    auto* index = new std::unordered_multimap<std::string, std::string>();
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) index->emplace(name.name, name.overload_name);
+    return index;
+  }();
+  auto inputs = [](const c10::FunctionSchema& s) {
+    std::vector<const c10::Argument*> out;
+    for (const c10::Argument& arg : s.arguments()) {
+      if (!arg.is_out()) out.push_back(&arg);
+    }
+    return out;
+  };
+  const auto wanted = inputs(schema);
+  auto [begin, end] = by_name->equal_range(base);
+  for (auto it = begin; it != end; ++it) {
+    auto candidate = c10::Dispatcher::singleton().findSchema({base, it->second});
+    if (!candidate.has_value() || candidate->schema().is_mutable()) continue;
+    const auto have = inputs(candidate->schema());
+    if (have.size() != wanted.size()) continue;
+    bool equal = true;
+    for (size_t i = 0; i < have.size() && equal; i++) {
+      equal = have[i]->name() == wanted[i]->name() && *have[i]->type() == *wanted[i]->type();
+    }
+    if (equal) return candidate;
+  }
+  return std::nullopt;
+}
+
+std::atomic<int64_t> g_version{0};  // grows with each chip, and when plans are to be forgotten
+
+}  // namespace
+
+OpState::OpState(const c10::OperatorHandle& op) : handle(op) {
+  const c10::FunctionSchema& s = op.schema();
+  display = s.overload_name().empty() ? s.name() : s.name() + "." + s.overload_name();
+  std::string base = s.name();
+  const bool mutable_form = s.is_mutable();
+  bool in_place = mutable_form && ends_with(base, '_') && !s.arguments().empty() && s.arguments()[0].alias_info() != nullptr &&
+                  s.arguments()[0].alias_info()->isWrite();
+  if (in_place) base.pop_back();
+  for (size_t i = 0; i < s.arguments().size(); i++) {
+    const c10::Argument& arg = s.arguments()[i];
+    is_out.push_back(arg.is_out());
+    if (!arg.is_out()) {
+      kernel_args.push_back(int(i));
+      schema.arg_names.push_back(arg.name());
+    }
+    if (arg.alias_info() != nullptr && arg.alias_info()->isWrite()) written.push_back(int(i));
+  }
+  for (const c10::Argument& result : s.returns()) {
+    int source = -1;
+    if (result.alias_info() != nullptr) {
+      for (size_t i = 0; i < s.arguments().size(); i++) {
+        const auto* alias = s.arguments()[i].alias_info();
+        if (alias == nullptr || alias->beforeSets() != result.alias_info()->beforeSets()) continue;
+        if (alias->isWrite()) source = int(i);
+        if (!alias->isWrite()) is_view = true;
+      }
+    }
+    returns.push_back(source);
+  }
+  if (mutable_form) {
+    functional = find_functional(s, base);
+  } else {
+    functional = op;
+  }
+  if (in_place && !functional.has_value()) base = s.name();  // an operator that exists in place only keeps its name
+  schema.name = base;
+  schema.overload = functional.has_value() ? functional->schema().overload_name() : s.overload_name();
+  if (schema.overload.empty()) schema.overload = "default";  // "" in a descriptor's row means every overload
+  if (base == "aten::native_batch_norm") hidden_writes = {3, 4};
+
+  pointwise = op.hasTag(at::Tag::pointwise) || (functional.has_value() && functional->hasTag(at::Tag::pointwise));
+  static const std::unordered_map<std::string, bool> kScaled = {{"aten::addmm", true}, {"aten::baddbmm", true}, {"aten::addmv", true},
+                                                               {"aten::addbmm", true}, {"aten::addr", true}};
+  for (const c10::Argument& arg : s.arguments()) {
+    const bool number = arg.type()->kind() == c10::TypeKind::NumberType;
+    scales.push_back(number && (pointwise || kScaled.count(base) != 0));
+  }
+  refresh_patched(*this);
+  for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
+    if (op.hasKernelForDispatchKey(key)) {
+      composite = key;
+      break;
+    }
+  }
+}
+
+void refresh_patched(OpState& op) {
+  op.patched = op.scales;
+  const auto& args = op.handle.schema().arguments();
+  for (size_t i = 0; i < args.size(); i++) {
+    if (!op.scales[i]) continue;
+    for (const auto& chip : runtime::chips()) {
+      if (chip->routes.depends_on(op.schema.name, args[i].name())) op.patched[i] = 0;
+    }
+  }
+}
+
+bool OpState::writes(int position) const {
+  auto in = [position](const std::vector<int>& list) { return std::find(list.begin(), list.end(), position) != list.end(); };
+  return in(written) || in(hidden_writes);
+}
+
+namespace {
+std::mutex g_states_mutex;
+auto* g_states = new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpState>>();
+}  // namespace
+
+OpState& op_state(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, OpState*> known;
+  const c10::FunctionSchema* key = &op.schema();
+  auto found = known.find(key);
+  if (found != known.end()) return *found->second;
+  std::lock_guard<std::mutex> lock(g_states_mutex);
+  auto& state = (*g_states)[key];
+  if (!state) state = std::make_unique<OpState>(op);
+  known.emplace(key, state.get());
+  return *state;
+}
+
+// ------------------------------------------------------------------------------------------------ the plan cache
+
+namespace {
+
+// Open addressing by the signature's hash; one per thread, so that a lookup needs no lock. When it is full everything goes:
+// dynamic shapes must not grow it without bound. Plans in use by an outer call outlive that in `retired`.
+class PlanCache {
+ public:
+  Plan* find(uint64_t hash, const Signature& signature) {
+    refresh();
+    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
+      Slot& slot = slots_[i];
+      if (slot.plan == nullptr) return nullptr;
+      if (slot.hash == hash && slot.plan->key.size() == signature.words.size() &&
+          std::memcmp(slot.plan->key.data(), signature.words.data(), signature.words.size() * sizeof(uint64_t)) == 0) {
+        return slot.plan.get();
+      }
+    }
+  }
+  Plan* put(uint64_t hash, std::unique_ptr<Plan> plan) {
+    if (count_ * 2 >= slots_.size()) grow();
+    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
+      Slot& slot = slots_[i];
+      const bool same = slot.plan != nullptr && slot.hash == hash && slot.plan->key == plan->key;
+      if (slot.plan != nullptr && !same) continue;
+      if (same) {
+        retire(std::move(slot.plan));
+      } else {
+        count_++;
+      }
+      slot.hash = hash;
+      slot.plan = std::move(plan);
+      return slot.plan.get();
+    }
+  }
+  int depth = 0;
+  void leave() {
+    if (--depth == 0 && !retired_.empty()) retired_.clear();
+  }
+
+ private:
+  struct Slot {
+    uint64_t hash = 0;
+    std::unique_ptr<Plan> plan;
+  };
+  void retire(std::unique_ptr<Plan> plan) {
+    if (plan) retired_.push_back(std::move(plan));
+  }
+  void refresh() {
+    const int64_t version = g_version.load(std::memory_order_relaxed);
+    if (C10_LIKELY(version == version_)) return;
+    version_ = version;
+    clear(1024);
+  }
+  void clear(size_t size) {
+    for (Slot& slot : slots_) retire(std::move(slot.plan));
+    slots_.clear();
+    slots_.resize(size);
+    mask_ = size - 1;
+    count_ = 0;
+  }
+  void grow() {
+    constexpr size_t kMost = size_t(1) << 16;
+    if (slots_.size() >= kMost) {
+      clear(1024);
+      return;
+    }
+    std::vector<Slot> old = std::move(slots_);
+    slots_.clear();
+    slots_.resize(old.size() * 2);
+    mask_ = slots_.size() - 1;
+    for (Slot& slot : old) {
+      if (!slot.plan) continue;
+      size_t i = slot.hash & mask_;
+      while (slots_[i].plan) i = (i + 1) & mask_;
+      slots_[i] = std::move(slot);
+    }
+  }
+  std::vector<Slot> slots_;
+  size_t mask_ = 0, count_ = 0;
+  int64_t version_ = -1;
+  std::vector<std::unique_ptr<Plan>> retired_;
+};
+thread_local PlanCache t_plans;
+
+struct Depth {
+  Depth() { t_plans.depth++; }
+  ~Depth() { t_plans.leave(); }
+};
+
+void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
+  if (plan.kind == Plan::Kind::error) TORCH_CHECK_NOT_IMPLEMENTED(false, plan.error);
+  if (plan.kind == Plan::Kind::composite) {
+    plan.counters->calls.fetch_add(1, std::memory_order_relaxed);
+    op.handle.callBoxedForDispatchKey(*op.composite, *stack);
+    return;
+  }
+  run_on_cpu(op, stack, *plan.counters, plan.device);
+}
+
+}  // namespace
+
+void forget_plans() { g_version.fetch_add(1); }
+
+void route(OpState& op, torch::jit::Stack* stack) {
+  const size_t count = op.handle.schema().arguments().size();
+  const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, count);
+  Signature signature;
+  read_signature(op, args, signature);
+  // No tensor of ours: a factory (device=...) or a list that is empty.
+  const int device = signature.device >= 0 ? signature.device : runtime::current_device();
+  if (C10_UNLIKELY(op.is_view)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, op.display, " is a view and has no kernel on ", runtime::label(device),
+                                ": a copy would break its aliasing. Call it on the CPU, or report this operator.");
+  }
+  const uint64_t hash = signature.hash();
+  Depth depth;
+  Plan* plan = t_plans.find(hash, signature);
+  if (C10_LIKELY(plan != nullptr && plan->run != nullptr)) {
+    if (C10_LIKELY(run_plan(*plan, op, stack))) return;
+  } else if (plan != nullptr && plan->kind != Plan::Kind::handler) {
+    run_elsewhere(*plan, op, stack);
+    return;
+  } else if (plan != nullptr && run_plan(*plan, op, stack)) {
+    return;
+  }
+  // Decide; and decide again without the rows whose kernel refuses.
+  Refused refused;
+  std::string refusal = plan != nullptr ? take_sdk_message().text : "";
+  bool was_refused = plan != nullptr;
+  for (;;) {
+    if (was_refused) {
+      BuiltPlan again = build_plan(op, args, signature, device, refused, false);
+      if (again.row == nullptr) break;
+      refused.emplace_back(again.row, refusal.empty() ? "the kernel said that it does not support this call" : refusal);
+    }
+    BuiltPlan built = build_plan(op, args, signature, device, refused, true);
+    if (!built.resize.empty()) {
+      for (const auto& [position, sizes] : built.resize) {
+        at::native::resize_output(args[size_t(position)].toTensor(), sizes);  // warns as PyTorch does
+      }
+      route(op, stack);
+      return;
+    }
+    plan = t_plans.put(hash, std::move(built.plan));
+    if (plan->kind != Plan::Kind::kernel && plan->kind != Plan::Kind::handler) break;
+    if (run_plan(*plan, op, stack)) return;
+    refusal = take_sdk_message().text;
+    was_refused = true;
+  }
+  run_elsewhere(*plan, op, stack);
+}
+
+Explanation explain(OpState& op, torch::jit::Stack stack, int index) {
+  Signature signature;
+  read_signature(op, stack, signature);
+  BuiltPlan built = build_plan(op, stack, signature, index, {}, false);
+  TORCH_CHECK_VALUE(built.resize.empty(), op.display, ": out= has another shape than the result; explain it with one that fits");
+  Explanation out;
+  out.op = op.display;
+  out.device = runtime::label(index);
+  out.path = built.plan->kind == Plan::Kind::composite ? "composite" : path_name(built.decision.path);
+  out.target = built.decision.row != nullptr && built.decision.path == Path::native ? built.decision.row->kernel : out.path;
+  out.reason = built.decision.reason;
+  out.attempts = built.decision.attempts;
+  for (const Plan::Patch& patch : built.plan->patches) {
+    if (patch.source != Plan::Patch::prepared_tensor) continue;
+    const uba_tensor& slot = built.plan->tensors[size_t(patch.tensor)];
+    out.transforms.push_back(op.handle.schema().arguments()[size_t(patch.arg)].name() + " as " + dtype_name(slot.dtype) + ", " + layout_name(slot));
+  }
+  return out;
+}
+
+// ------------------------------------------------------------------------------------------------ timing, builtins
+
+OpCounters& begin_builtin(std::atomic<OpCounters*>* cache, int index, const char* op, const char* target) {
+  OpCounters* counters = cache[index].load(std::memory_order_acquire);
+  if (C10_UNLIKELY(counters == nullptr)) {
+    counters = &stats::counters(runtime::label(index), op, "native", target, "");
+    cache[index].store(counters, std::memory_order_release);
+  }
+  return *counters;
+}
+
+namespace {
+uint64_t now() { return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count()); }
+uint64_t host_bytes() { return g_transfers.to_device_bytes.load(std::memory_order_relaxed) + g_transfers.to_host_bytes.load(std::memory_order_relaxed); }
+}  // namespace
+
+void Timer::start() {
+  runtime::device(index_).synchronize(runtime::current_stream(index_));
+  running_ = true;
+  bytes_ = host_bytes();
+  began_ = now();
+}
+
+void Timer::stop() noexcept {
+  try {
+    runtime::device(index_).synchronize(runtime::current_stream(index_));
+  } catch (...) {
+    return;  // the failure surfaces at the user's own synchronise
+  }
+  counters_.nanoseconds.fetch_add(now() - began_, std::memory_order_relaxed);
+}
+
+// ------------------------------------------------------------------------------------------------ registration
+
+namespace {
+
+struct RoutedKernel final : c10::OperatorKernel {
+  explicit RoutedKernel(OpState* op_state) : state(op_state) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { route(*state, stack); }
+  OpState* state;
+};
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { route(op_state(op), stack); }
+
+}  // namespace
+
+void register_routes() {
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* registered = new std::unordered_map<std::string, bool>();
+  auto& dispatcher = c10::Dispatcher::singleton();
+  g_version.fetch_add(1);
+  {
+    std::lock_guard<std::mutex> lock(g_states_mutex);
+    for (auto& [key, state] : *g_states) refresh_patched(*state);
+  }
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.compare(0, 6, "aten::") != 0) continue;
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (registered->count(full) != 0) continue;
+    auto handle = dispatcher.findSchema(name);
+    if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+    const bool implicit = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    const bool structured = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    std::string base = name.name;
+    bool mapped = false;
+    for (const auto& chip : runtime::chips()) {
+      mapped |= chip->routes.has(base) || (ends_with(base, '_') && chip->routes.has(base.substr(0, base.size() - 1)));
+    }
+    // Structured operators have a kernel that asks the backend for the out form: one detour less for every path.
+    if (implicit || !(structured || mapped)) continue;
+    OpState& state = op_state(*handle);
+    if (state.is_view) continue;
+    library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RoutedKernel>(&state)));
+    registered->emplace(full, true);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+}  // namespace torchfl

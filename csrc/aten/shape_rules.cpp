@@ -1,0 +1,195 @@
+// shape_rules.cpp: see shape_rules.h.
+#include "shape_rules.h"
+
+#include <ATen/native/ConvUtils.h>
+#include <ATen/native/TypeProperties.h>
+
+#include <unordered_map>
+
+namespace torchfl {
+namespace {
+
+at::Tensor as_meta(const at::Tensor& tensor) {
+  if (tensor.device().type() != kDevice) return tensor;  // numbers stay numbers
+  at::Tensor meta = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+  return meta;
+}
+
+c10::IValue as_meta(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() ? c10::IValue(as_meta(tensor)) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const c10::IValue& element : value.toListRef()) list.push_back(as_meta(element.toTensor()));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& element : value.toListRef()) {
+      list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(as_meta(element.toTensor())));
+    }
+    return list;
+  }
+  if (value.isDevice()) return c10::Device(c10::kMeta);
+  return value;
+}
+
+OutputShape shape_of(const at::Tensor& tensor) {
+  OutputShape shape;
+  if (!tensor.defined()) return shape;
+  shape.dtype = tensor.scalar_type();
+  shape.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  shape.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  return shape;
+}
+
+OutputShape contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes) {
+  return shape_of(at::empty(sizes, at::TensorOptions().dtype(dtype).device(c10::kMeta)));
+}
+
+OutputShape like(const at::Tensor& tensor) { return shape_of(at::empty_like(as_meta(tensor))); }
+
+std::vector<int64_t> ints(const c10::IValue& value) { return value.toIntVector(); }
+
+// input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+std::vector<OutputShape> convolution(at::ArrayRef<c10::IValue> args) {
+  const at::Tensor &input = args[0].toTensor(), &weight = args[1].toTensor();
+  // PyTorch's rule, on stand-ins of one dtype: here the weight may be of another.
+  const auto options = input.options().device(c10::kMeta);
+  const at::Tensor x = at::empty_strided(input.sizes(), input.strides(), options);
+  const at::Tensor w = at::empty_strided(weight.sizes(), weight.strides(), options);
+  const auto stride = ints(args[3]), padding = ints(args[4]), dilation = ints(args[5]), output_padding = ints(args[7]);
+  const bool transposed = args[6].toBool();
+  const int64_t groups = args[8].toInt();
+  const auto sizes = transposed ? at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups)
+                                : at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  const bool channels_last = input.dim() == 4 && (x.suggest_memory_format() == c10::MemoryFormat::ChannelsLast ||
+                                                  w.suggest_memory_format() == c10::MemoryFormat::ChannelsLast);
+  return {shape_of(at::empty(sizes, options, channels_last ? c10::MemoryFormat::ChannelsLast : c10::MemoryFormat::Contiguous))};
+}
+
+// grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask
+std::vector<OutputShape> convolution_backward(at::ArrayRef<c10::IValue> args) {
+  const at::Tensor &grad = args[0].toTensor(), &input = args[1].toTensor(), &weight = args[2].toTensor();
+  const auto mask = args[9].toListRef();
+  const int64_t channels = args[6].toBool() ? weight.size(1) * args[8].toInt() : weight.size(0);
+  std::vector<OutputShape> out(3);
+  if (mask[0].toBool()) out[0] = like(input);
+  if (mask[1].toBool()) {
+    out[1] = like(weight);
+    out[1].dtype = grad.scalar_type();
+  }
+  if (mask[2].toBool()) out[2] = contiguous(grad.scalar_type(), {channels});
+  return out;
+}
+
+c10::ScalarType statistics_dtype(const at::Tensor& input) {
+  return c10::isReducedFloatingType(input.scalar_type()) ? c10::ScalarType::Float : input.scalar_type();
+}
+
+// input, weight?, bias?, running_mean?, running_var?, training, momentum, eps
+std::vector<OutputShape> batch_norm(at::ArrayRef<c10::IValue> args) {
+  const at::Tensor& input = args[0].toTensor();
+  const int64_t kept = args[5].toBool() ? input.size(1) : 0;
+  const OutputShape saved = contiguous(statistics_dtype(input), {kept});
+  return {like(input), saved, saved};
+}
+
+// grad_out, input, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train, eps, output_mask
+std::vector<OutputShape> batch_norm_backward(at::ArrayRef<c10::IValue> args) {
+  const at::Tensor &grad = args[0].toTensor(), &input = args[1].toTensor();
+  const at::Tensor weight = args[2].isNone() ? at::Tensor() : args[2].toTensor();
+  const auto mask = args[9].toListRef();
+  const OutputShape parameter =
+      contiguous(weight.defined() ? weight.scalar_type() : statistics_dtype(input), {input.size(1)});
+  std::vector<OutputShape> out(3);
+  if (mask[0].toBool()) {
+    out[0] = like(input);
+    out[0].dtype = grad.scalar_type();
+  }
+  if (mask[1].toBool()) out[1] = parameter;
+  if (mask[2].toBool()) out[2] = parameter;
+  return out;
+}
+
+using Rule = std::vector<OutputShape> (*)(at::ArrayRef<c10::IValue>);
+const std::unordered_map<std::string, Rule>& rules() {
+  static const std::unordered_map<std::string, Rule> table = {
+      {"aten::convolution_overrideable", &convolution},
+      {"aten::convolution_backward_overrideable", &convolution_backward},
+      {"aten::native_batch_norm", &batch_norm},
+      {"aten::native_batch_norm_backward", &batch_norm_backward},
+  };
+  return table;
+}
+
+// Operators whose tensors are meant to share a dtype: the position of the one that decides.
+int deciding_argument(const std::string& base) {
+  static const std::unordered_map<std::string, int> table = {
+      {"aten::convolution_overrideable", 0}, {"aten::convolution_backward_overrideable", 0},
+      {"aten::mm", 0},     {"aten::bmm", 0}, {"aten::addmm", 1}, {"aten::baddbmm", 1},
+      {"aten::addbmm", 1}, {"aten::mv", 0},  {"aten::addmv", 1}, {"aten::dot", 0},
+  };
+  auto found = table.find(base);
+  return found == table.end() ? -1 : found->second;
+}
+
+}  // namespace
+
+std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle& op, const std::string& base,
+                                                      at::ArrayRef<c10::IValue> args) {
+  auto rule = rules().find(base);
+  if (rule != rules().end()) return rule->second(args);
+  if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return std::nullopt;
+  torch::jit::Stack stack;
+  stack.reserve(args.size());
+  const int decides = deciding_argument(base);
+  for (size_t i = 0; i < args.size(); i++) {
+    c10::IValue value = as_meta(args[i]);
+    if (decides >= 0 && value.isTensor() && value.toTensor().defined()) {
+      value = value.toTensor().to(args[size_t(decides)].toTensor().scalar_type());
+    }
+    stack.push_back(std::move(value));
+  }
+  op.callBoxed(stack);
+  std::vector<OutputShape> out;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) {
+      out.push_back(shape_of(value.toTensor()));
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) out.push_back(shape_of(tensor));
+    } else {
+      return std::nullopt;
+    }
+  }
+  return out;
+}
+
+c10::ScalarType compute_dtype(const OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType functional_result) {
+  const int decides = deciding_argument(op.schema.name);
+  if (decides >= 0) return args[size_t(decides)].toTensor().scalar_type();
+  if (!op.pointwise) return c10::ScalarType::Undefined;
+  if (functional_result != c10::ScalarType::Bool && functional_result != c10::ScalarType::Undefined) return functional_result;
+  at::native::ResultTypeState state{};
+  for (int position : op.kernel_args) {
+    const c10::IValue& value = args[size_t(position)];
+    if (value.isTensor() && value.toTensor().defined()) {
+      state = at::native::update_result_type_state(value.toTensor(), state);
+    } else if (value.isScalar()) {
+      state = at::native::update_result_type_state(value.toScalar(), state);
+    }
+  }
+  return at::native::result_type(state);
+}
+
+bool follows_compute_dtype(const OpState& op, int position, const at::Tensor& tensor, c10::ScalarType compute) {
+  if (compute == c10::ScalarType::Undefined || tensor.scalar_type() == compute) return false;
+  const std::string& name = op.handle.schema().arguments()[size_t(position)].name();
+  if (name == "condition" || name == "mask") return false;
+  if (op.pointwise) return true;
+  return c10::isFloatingType(tensor.scalar_type()) && c10::isFloatingType(compute);
+}
+
+}  // namespace torchfl

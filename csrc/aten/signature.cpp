@@ -1,0 +1,101 @@
+// signature.cpp: see signature.h.
+#include "signature.h"
+
+namespace torchfl {
+namespace {
+
+[[noreturn]] C10_NOINLINE void two_devices(const OpState& op, int first, c10::Device second) {
+  const bool ours = second.type() == kDevice;
+  const std::string other = ours ? runtime::label(second.index()) : second.str();
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but ", op.display, " got tensors on ",
+              runtime::label(first), " and on ", other, ". Move one of them with .to('", runtime::label(first), "').");
+}
+
+void read_tensor(const OpState& op, const at::Tensor& tensor, Signature& out) {
+  auto& words = out.words;
+  if (!tensor.defined()) {
+    words.push_back(kUndefined);
+    return;
+  }
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const uint64_t dtype = uint64_t(tensor.scalar_type());
+  const int64_t dim = tensor.dim();
+  if (C10_UNLIKELY(tensor.device().type() != kDevice)) {
+    if (dim == 0 && tensor.is_cpu()) {
+      words.push_back(kNumber | dtype << 8 | uint64_t(impl->is_wrapped_number()) << 16);
+      return;
+    }
+    if (!tensor.is_cpu()) two_devices(op, out.device < 0 ? runtime::current_device() : out.device, tensor.device());
+    out.host_tensors = true;
+    words.push_back(kHostTensor | dtype << 8 | uint64_t(dim) << 16);
+  } else {
+    const int index = tensor.device().index();
+    if (out.device < 0) {
+      out.device = index;
+    } else if (C10_UNLIKELY(out.device != index)) {
+      two_devices(op, out.device, tensor.device());
+    }
+    const uint64_t alignment = runtime::g_devices[index].load(std::memory_order_relaxed)->chip->chip.alignment;
+    const uint64_t offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+    words.push_back(kTensor | dtype << 8 | uint64_t(dim) << 16 | uint64_t(offset % alignment != 0) << 24 |
+                    uint64_t(impl->is_wrapped_number()) << 25 | uint64_t(index) << 32);
+  }
+  const int64_t* sizes = tensor.sizes().data();
+  const int64_t* strides = tensor.strides().data();
+  for (int64_t d = 0; d < dim; d++) words.push_back(uint64_t(sizes[d]));
+  for (int64_t d = 0; d < dim; d++) words.push_back(uint64_t(strides[d]));
+}
+
+uint64_t bits(double value) {
+  uint64_t word;
+  std::memcpy(&word, &value, sizeof(word));
+  return word;
+}
+
+void read_value(const OpState& op, const c10::IValue& value, Signature& out) {
+  auto& words = out.words;
+  if (value.isTensor()) {
+    read_tensor(op, value.toTensor(), out);
+  } else if (value.isNone()) {
+    words.push_back(kNone);
+  } else if (value.isInt()) {
+    words.push_back(kInt);
+    words.push_back(uint64_t(value.toInt()));
+  } else if (value.isBool()) {
+    words.push_back(kBool | uint64_t(value.toBool()) << 8);
+  } else if (value.isDouble()) {
+    words.push_back(kDouble);
+    words.push_back(bits(value.toDouble()));
+  } else if (value.isList()) {
+    const auto elements = value.toListRef();
+    words.push_back(kList | uint64_t(elements.size()) << 8);
+    for (const c10::IValue& element : elements) read_value(op, element, out);
+  } else if (value.isString()) {
+    const std::string& text = value.toStringRef();
+    words.push_back(kString | uint64_t(text.size()) << 8);
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+      words.push_back(word);
+    }
+  } else {
+    words.push_back(kOther | uint64_t(value.isDevice() ? 1 : 0) << 8);
+  }
+}
+
+}  // namespace
+
+void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out) {
+  out.words.push_back(reinterpret_cast<uint64_t>(&op));
+  for (size_t i = 0; i < args.size(); i++) {
+    const c10::IValue& value = args[i];
+    if (op.patched[i] && !value.isTensor()) {
+      // Only what kind of number it is matters: promotion looks at that.
+      out.words.push_back(value.isDouble() ? kDouble : value.isInt() ? kInt : value.isBool() ? kBool : value.isNone() ? kNone : kOther);
+      continue;
+    }
+    read_value(op, value, out);
+  }
+}
+
+}  // namespace torchfl

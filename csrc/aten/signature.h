@@ -1,0 +1,31 @@
+// signature.h: the key of a call: everything its decision may depend on, as machine words.
+//
+// Contract: two calls with equal words may share a plan. The words hold dtypes, sizes, strides, alignment, devices and plain
+// arguments; they never hold data pointers, nor numbers that only scale values (OpState::patched).
+#pragma once
+#include <c10/util/SmallVector.h>
+
+#include "router.h"
+
+namespace torchfl {
+
+struct Signature {
+  c10::SmallVector<uint64_t, 96> words;
+  int device = -1;        // of the first tensor of ours; -1: none
+  bool host_tensors = false;  // a CPU tensor that is more than a number takes part
+  uint64_t hash() const {
+    uint64_t h = 0x9e3779b97f4a7c15ull;
+    for (uint64_t word : words) {
+      h = (h ^ word) * 0xff51afd7ed558ccdull;
+      h ^= h >> 32;
+    }
+    return h;
+  }
+};
+
+enum : uint64_t { kNone = 1, kTensor, kUndefined, kNumber, kHostTensor, kInt, kDouble, kBool, kList, kString, kOther };
+
+// Throws when tensors live on two devices.
+void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out);
+
+}  // namespace torchfl

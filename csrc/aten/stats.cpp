@@ -1,0 +1,81 @@
+// stats.cpp: see stats.h.
+#include "stats.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace torchfl::stats {
+
+std::atomic<bool> g_timing{false};
+
+namespace {
+std::mutex g_mutex;
+std::vector<std::unique_ptr<OpCounters>> g_counters;
+std::unordered_map<std::string, OpCounters*> g_index;
+std::atomic<Sink> g_sink{nullptr};
+std::atomic<int> g_debug{-1};
+}  // namespace
+
+OpCounters& counters(const std::string& device, const std::string& op, const std::string& path, const std::string& target,
+                     const std::string& reason, bool* created) {
+  const std::string key = device + '\n' + op + '\n' + path + '\n' + target + '\n' + reason;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  auto found = g_index.find(key);
+  if (created != nullptr) *created = found == g_index.end();
+  if (found != g_index.end()) return *found->second;
+  auto fresh = std::make_unique<OpCounters>();
+  fresh->device = device;
+  fresh->op = op;
+  fresh->path = path;
+  fresh->target = target;
+  fresh->reason = reason;
+  OpCounters* raw = fresh.get();
+  g_counters.push_back(std::move(fresh));
+  g_index.emplace(key, raw);
+  return *raw;
+}
+
+std::vector<Row> snapshot() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  std::vector<Row> rows;
+  for (const auto& c : g_counters) {
+    const uint64_t calls = c->calls.load();
+    if (calls > 0) rows.push_back({c->device, c->op, c->path, c->target, c->reason, calls, c->nanoseconds.load(), c->host_bytes.load()});
+  }
+  return rows;
+}
+
+void reset() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  for (const auto& c : g_counters) {
+    c->calls = 0;
+    c->nanoseconds = 0;
+    c->host_bytes = 0;
+  }
+}
+
+void set_sink(Sink sink) { g_sink = sink; }
+
+void log(int level, const std::string& line) {
+  if (Sink sink = g_sink.load()) {
+    sink(level, line);
+  } else if (level >= 2) {
+    std::fprintf(stderr, "[torchfl] %s\n", line.c_str());
+  }
+}
+
+bool debug_lines() {
+  int state = g_debug.load(std::memory_order_relaxed);
+  if (state < 0) {
+    const char* text = std::getenv("TORCH_FL_DEBUG");
+    state = text != nullptr && *text != '\0' && std::string(text) != "0";
+    g_debug = state;
+  }
+  return state != 0;
+}
+void set_debug_lines(bool on) { g_debug = on ? 1 : 0; }
+
+}  // namespace torchfl::stats

@@ -1,0 +1,44 @@
+// stats.h: what ran where, how often, and why: one counter set for each (device, operator, path, target, reason).
+//
+// Contract: a counter is found once, when a call is first decided, and then bumped without locks. Cheap enough to be
+// always on. Times are taken only while `timing` is on, and then every call waits for the device, so that its time is
+// its own.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "route.h"
+
+namespace torchfl {
+
+struct OpCounters {
+  std::string device, op, path, target, reason;
+  std::atomic<uint64_t> calls{0};
+  std::atomic<uint64_t> nanoseconds{0};  // while timing
+  std::atomic<uint64_t> host_bytes{0};   // that this operator moved across the host boundary
+};
+
+namespace stats {
+
+extern std::atomic<bool> g_timing;
+// The counters of this combination; `created` tells that nobody asked before (time for the one log line).
+OpCounters& counters(const std::string& device, const std::string& op, const std::string& path, const std::string& target,
+                     const std::string& reason, bool* created = nullptr);
+struct Row {
+  std::string device, op, path, target, reason;
+  uint64_t calls, nanoseconds, host_bytes;
+};
+std::vector<Row> snapshot();
+void reset();
+
+// The user's log: 0 debug, 1 info, 2 warning, 3 error. Lines go to Python's logging once it has told us how.
+using Sink = void (*)(int level, const std::string& line);
+void set_sink(Sink sink);
+void log(int level, const std::string& line);
+bool debug_lines();             // TORCH_FL_DEBUG
+void set_debug_lines(bool on);
+
+}  // namespace stats
+}  // namespace torchfl

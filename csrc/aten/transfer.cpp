@@ -1,0 +1,317 @@
+// transfer.cpp: see transfer.h.
+#include "transfer.h"
+
+#include <ATen/MemoryOverlap.h>
+
+namespace torchfl {
+
+TransferCounters g_transfers;
+
+namespace {
+
+void count(std::atomic<uint64_t>& copies, std::atomic<uint64_t>& bytes, uint64_t moved) {
+  copies.fetch_add(1, std::memory_order_relaxed);
+  bytes.fetch_add(moved, std::memory_order_relaxed);
+}
+
+void bytes_to_host(DeviceEntry& entry, void* dst, const void* src, uint64_t bytes) {
+  guarded([&] { entry.device->copy(runtime::current_stream(entry.index), dst, src, bytes, UBA_DEVICE_TO_HOST); });
+  count(g_transfers.to_host_copies, g_transfers.to_host_bytes, bytes);
+}
+
+void bytes_to_device(DeviceEntry& entry, void* dst, const void* src, uint64_t bytes) {
+  guarded([&] { entry.device->copy(runtime::current_stream(entry.index), dst, src, bytes, UBA_HOST_TO_DEVICE); });
+  count(g_transfers.to_device_copies, g_transfers.to_device_bytes, bytes);
+}
+
+char* address(const at::Tensor& tensor) {
+  return static_cast<char*>(const_cast<void*>(tensor.storage().data())) + tensor.storage_offset() * tensor.itemsize();
+}
+
+// A pair of views with neighbouring dimensions merged wherever both allow it: chips bound the rank, and fewer, longer
+// runs move faster.
+struct Merged {
+  c10::SmallVector<int64_t, 8> sizes, dst, src;
+};
+Merged merge_dims(const at::Tensor& dst, const at::Tensor& src) {
+  Merged out;
+  for (int64_t d = 0; d < dst.dim(); d++) {
+    const int64_t size = dst.size(d);
+    if (size == 1) continue;
+    if (!out.sizes.empty() && out.dst.back() == dst.stride(d) * size && out.src.back() == src.stride(d) * size) {
+      out.sizes.back() *= size;
+      out.dst.back() = dst.stride(d);
+      out.src.back() = src.stride(d);
+    } else {
+      out.sizes.push_back(size);
+      out.dst.push_back(dst.stride(d));
+      out.src.push_back(src.stride(d));
+    }
+  }
+  return out;
+}
+
+// The chip's own strided copy. False when it has none for this case.
+bool chip_copies(DeviceEntry& entry, const at::Tensor& dst, const at::Tensor& src) {
+  uba_tensor to = view_of(dst), from = view_of(src);
+  if (to.dtype == 0 || from.dtype == 0) return false;
+  const Merged merged = merge_dims(dst, src);
+  to.rank = from.rank = int32_t(merged.sizes.size());
+  to.sizes = from.sizes = merged.sizes.data();
+  to.strides = merged.dst.data();
+  from.strides = merged.src.data();
+  return guarded([&] { return entry.device->copy_nd(runtime::current_stream(entry.index), to, from); });
+}
+
+bool same_strides(const at::Tensor& a, const at::Tensor& b) {
+  for (int64_t d = 0; d < a.dim(); d++) {
+    if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+// `stable`: the source will not be written until the stream has passed (pinned memory that the user promised, or a
+// temporary of ours), so it may be read asynchronously.
+void host_to_device(const at::Tensor& dst, const at::Tensor& src, bool stable) {
+  DeviceEntry& entry = runtime::device(dst.device().index());
+  if (!is_dense(dst)) {
+    at::Tensor packed = empty_contiguous_on(entry.index, dst.scalar_type(), dst.sizes());
+    host_to_device(packed, src, stable);
+    copy_on_device(dst, packed);
+    return;
+  }
+  at::Tensor staged = src;
+  const bool as_is = src.scalar_type() == dst.scalar_type() && same_strides(src, dst);
+  if (!as_is) {
+    // Conversion happens on the host: a chip need not know every dtype that it stores.
+    staged = at::empty_strided(dst.sizes(), dst.strides(), src.options().dtype(dst.scalar_type()));
+    staged.copy_(src);
+  }
+  const uint64_t bytes = uint64_t(dst.numel()) * dst.itemsize();
+  constexpr uint64_t kStageBelow = 1 << 18;  // copying so little is cheaper than waiting for the queue
+  if (as_is && !stable && bytes <= kStageBelow) {
+    staged = at::empty_strided(dst.sizes(), dst.strides(), src.options());
+    std::memcpy(staged.mutable_data_ptr(), src.const_data_ptr(), bytes);
+  }
+  bytes_to_device(entry, address(dst), staged.const_data_ptr(), bytes);
+  void* stream = runtime::current_stream(entry.index);
+  if (staged.is_same(src) && !stable) {
+    entry.synchronize(stream);  // the user may change the source as soon as we return
+  } else {
+    entry.keep_until_passed(stream, std::move(staged));
+  }
+}
+
+void device_to_host(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
+  DeviceEntry& entry = runtime::device(src.device().index());
+  if (entry.device->host_accessible()) {
+    dst.copy_(to_host(src));
+    return;
+  }
+  void* stream = runtime::current_stream(entry.index);
+  const bool direct = is_dense(src) && src.scalar_type() == dst.scalar_type() && same_strides(src, dst);
+  if (direct) {
+    bytes_to_host(entry, dst.mutable_data_ptr(), address(src), uint64_t(src.numel()) * src.itemsize());
+    // Only pinned memory may be written behind the caller's back, as users of torch.cuda expect.
+    if (non_blocking && dst.is_pinned()) {
+      entry.keep_until_passed(stream, dst);
+    } else {
+      entry.synchronize(stream);
+    }
+    return;
+  }
+  dst.copy_(to_host(src));
+}
+
+void device_to_device(const at::Tensor& dst, const at::Tensor& src) {
+  DeviceEntry &to = runtime::device(dst.device().index()), &from = runtime::device(src.device().index());
+  // Order: everything enqueued on the source's stream happens before the copy, and the copy before what follows on
+  // either side. Waiting on the host is right for any pair of chips.
+  at::Tensor packed = src;
+  if (!is_dense(src)) {
+    packed = empty_contiguous_on(from.index, src.scalar_type(), src.sizes());
+    copy_on_device(packed, src);
+  }
+  if (to.device->adapter() == from.device->adapter() && packed.scalar_type() == dst.scalar_type() && is_dense(dst) &&
+      same_strides(dst, packed)) {
+    const uint64_t bytes = uint64_t(dst.numel()) * dst.itemsize();
+    from.synchronize(runtime::current_stream(from.index));
+    void* stream = runtime::current_stream(to.index);
+    const bool peer = guarded([&] { return to.device->peer_copy(stream, address(dst), *from.device, address(packed), bytes); });
+    if (peer) {
+      count(g_transfers.peer_copies, g_transfers.peer_bytes, bytes);
+      to.synchronize(stream);
+      return;
+    }
+  }
+  host_to_device(dst, to_host(packed), /*stable=*/true);
+}
+
+}  // namespace
+
+bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+int64_t span_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); d++) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return last + 1;
+}
+
+at::Tensor empty_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const size_t itemsize = c10::elementSize(dtype);
+  size_t bytes = 0;
+  bool empty = false;
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); d++) {
+    empty |= sizes[d] == 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  if (!empty) bytes = size_t(last + 1) * itemsize;
+  // The allocator follows the current device; tensors of another device are rare, so the switch is not.
+  c10::DataPtr data;
+  if (C10_LIKELY(index == runtime::current_device())) {
+    data = device_allocator()->allocate(bytes);
+  } else {
+    c10::DeviceGuard on_device(c10::Device(kDevice, c10::DeviceIndex(index)));
+    data = device_allocator()->allocate(bytes);
+  }
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                                       device_allocator(), /*resizable=*/true);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+at::Tensor empty_contiguous_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes) {
+  c10::SmallVector<int64_t, 8> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= std::max<int64_t>(sizes[d], 1);
+  }
+  return empty_on(index, dtype, sizes, strides);
+}
+
+at::Tensor to_host(const at::Tensor& tensor, bool wait) {
+  DeviceEntry& entry = runtime::device(tensor.device().index());
+  const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU);
+  if (entry.device->host_accessible()) {
+    entry.synchronize(runtime::current_stream(entry.index));
+    if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
+    return at::from_blob(address(tensor), tensor.sizes(), tensor.strides(), [keep = tensor.storage()](void*) {}, options);
+  }
+  const int64_t span = span_of(tensor);
+  at::Tensor source = tensor;
+  if (span > 2 * tensor.numel() + 64) {
+    source = empty_contiguous_on(entry.index, tensor.scalar_type(), tensor.sizes());
+    copy_on_device(source, tensor);
+  }
+  const int64_t moved = span_of(source);
+  at::Tensor host = at::empty({moved}, options).as_strided(source.sizes(), source.strides());
+  if (moved > 0) {
+    bytes_to_host(entry, host.mutable_data_ptr(), address(source), uint64_t(moved) * source.itemsize());
+    if (wait) entry.synchronize(runtime::current_stream(entry.index));
+  }
+  return host;
+}
+
+at::Tensor to_device(const at::Tensor& host, int index) {
+  const bool dense = is_dense(host);
+  at::Tensor source = dense ? host : host.contiguous();
+  at::Tensor out = empty_on(index, source.scalar_type(), source.sizes(), source.strides());
+  if (source.numel() == 0) return out;
+  DeviceEntry& entry = runtime::device(index);
+  bytes_to_device(entry, address(out), source.const_data_ptr(), uint64_t(source.numel()) * source.itemsize());
+  entry.keep_until_passed(runtime::current_stream(index), std::move(source));
+  return out;
+}
+
+void copy_on_device(const at::Tensor& dst, const at::Tensor& src) {
+  if (dst.numel() == 0) return;
+  DeviceEntry& entry = runtime::device(dst.device().index());
+  if (dst.scalar_type() == src.scalar_type() && same_strides(dst, src)) {
+    if (address(dst) == address(src)) return;
+    if (is_dense(dst)) {
+      guarded([&] {
+        entry.device->copy(runtime::current_stream(entry.index), address(dst), address(src),
+                           uint64_t(dst.numel()) * dst.itemsize(), UBA_DEVICE_TO_DEVICE);
+      });
+      return;
+    }
+  }
+  if (chip_copies(entry, dst, src)) return;
+  if (entry.device->host_accessible()) {
+    to_host(dst).copy_(to_host(src));
+    return;
+  }
+  if (is_dense(dst)) {
+    host_to_device(dst, to_host(src), /*stable=*/true);
+    return;
+  }
+  // Neither dense nor something the chip can scatter: change the covered bytes on the host and put them back.
+  at::Tensor window = to_host(dst.as_strided({span_of(dst)}, {1}, dst.storage_offset()));
+  window.as_strided(dst.sizes(), dst.strides(), 0).copy_(to_host(src));
+  host_to_device(dst.as_strided({span_of(dst)}, {1}, dst.storage_offset()), window, /*stable=*/true);
+}
+
+void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
+  if (dst.numel() == 0) return;
+  at::assert_no_internal_overlap(dst);
+  at::Tensor to = dst, from = src;
+  const bool conjugate = dst.is_conj() != src.is_conj();
+  const bool negate = dst.is_neg() != src.is_neg();
+  if (to.is_conj()) to = to.conj();
+  if (from.is_conj()) from = from.conj();
+  if (to.is_neg()) to = at::_neg_view(to);
+  if (from.is_neg()) from = at::_neg_view(from);
+  if (from.sizes() != to.sizes()) from = from.expand(to.sizes());
+
+  const bool to_ours = to.device().type() == kDevice, from_ours = from.device().type() == kDevice;
+  if (to_ours && from_ours && to.device() == from.device()) {
+    at::assert_no_partial_overlap(to, from);
+    copy_on_device(to, from);
+  } else if (to_ours && from_ours) {
+    device_to_device(to, from);
+  } else if (to_ours) {
+    TORCH_CHECK(from.is_cpu(), "cannot copy from ", from.device(), " to ", to.device(), ": go through the CPU");
+    host_to_device(to, from, non_blocking && from.is_pinned());
+  } else {
+    TORCH_CHECK(to.is_cpu(), "cannot copy from ", from.device(), " to ", to.device(), ": go through the CPU");
+    device_to_host(to, from, non_blocking && !conjugate && !negate);
+  }
+  if (conjugate) to.conj_physical_();
+  if (negate) to.neg_();
+}
+
+void fill_tensor(const at::Tensor& tensor, const c10::Scalar& value) {
+  if (tensor.numel() == 0) return;
+  DeviceEntry& entry = runtime::device(tensor.device().index());
+  uba_tensor view = view_of(tensor);
+  uba_value number{};
+  number.count = 1;
+  bool expressible = view.dtype != 0 && !value.isComplex();
+  if (value.isFloatingPoint()) {
+    number.kind = UBA_DOUBLE;
+    number.v.d = value.toDouble();
+  } else if (expressible) {
+    number.kind = UBA_INT;
+    number.v.i = value.isBoolean() ? int64_t(value.toBool()) : value.toLong();
+  }
+  const Merged merged = merge_dims(tensor, tensor);
+  view.rank = int32_t(merged.sizes.size());
+  view.sizes = merged.sizes.data();
+  view.strides = merged.dst.data();
+  if (expressible && guarded([&] { return entry.device->fill_nd(runtime::current_stream(entry.index), view, number); })) {
+    return;
+  }
+  if (entry.device->host_accessible()) {
+    to_host(tensor).fill_(value);
+    return;
+  }
+  at::Tensor host = at::full({}, value, at::TensorOptions().dtype(tensor.scalar_type()));
+  copy_tensor(tensor, host, /*non_blocking=*/true);
+}
+
+}  // namespace torchfl

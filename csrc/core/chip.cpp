@@ -1,0 +1,49 @@
+// chip.cpp: names and sizes of dtypes.
+//
+// Contract: the names are PyTorch's without "torch."; the order of a printed set is that of the UBA_DTYPE_* codes.
+#include "chip.h"
+
+#include <array>
+
+namespace torchfl {
+namespace {
+
+struct DtypeInfo {
+  const char* name;
+  int64_t size;
+};
+
+constexpr std::array<DtypeInfo, 19> kDtypes = {{
+    {"none", 0},   {"float16", 2},   {"bfloat16", 2},    {"float32", 4},       {"float64", 8},
+    {"int8", 1},   {"uint8", 1},     {"int16", 2},       {"int32", 4},         {"int64", 8},
+    {"bool", 1},   {"complex64", 8}, {"complex128", 16}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1},
+    {"uint16", 2}, {"uint32", 4},    {"uint64", 8},      {"complex32", 4},
+}};
+static_assert(UBA_DTYPE_COMPLEX32 + 1 == kDtypes.size(), "a new dtype needs its row");
+
+bool known(int32_t dtype) { return dtype > 0 && dtype < int32_t(kDtypes.size()); }
+
+}  // namespace
+
+const char* dtype_name(int32_t dtype) { return known(dtype) ? kDtypes[dtype].name : "unknown dtype"; }
+
+int32_t dtype_from_name(const std::string& name) {
+  for (int32_t dtype = 1; dtype < int32_t(kDtypes.size()); ++dtype) {
+    if (name == kDtypes[dtype].name) return dtype;
+  }
+  return 0;
+}
+
+int64_t dtype_size(int32_t dtype) { return known(dtype) ? kDtypes[dtype].size : 0; }
+
+std::string dtype_set_text(DtypeSet set) {
+  std::string text;
+  for (int32_t dtype = 1; dtype < int32_t(kDtypes.size()); ++dtype) {
+    if ((set & dtype_bit(dtype)) == 0) continue;
+    if (!text.empty()) text += ", ";
+    text += kDtypes[dtype].name;
+  }
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace torchfl

@@ -1,0 +1,94 @@
+// route.h: the decision procedure: which path runs a call, and why not each better one.
+//
+// Contract: pure functions of the chip's tables and the call's signature: equal inputs give equal decisions, no
+// state, no I/O, safe from any thread. The same code serves eager calls, `explain` and planning tools. Data pointers
+// in the call are never read; only dtypes, sizes, strides, byte offsets and plain values.
+#pragma once
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "chip.h"
+
+namespace torchfl {
+
+enum class Path { native, composed, custom, cpu, error };
+const char* path_name(Path path);
+
+// What the engine must know of an operator's schema: the functional form, without out arguments.
+struct OpSchema {
+  std::string name;                    // "aten::add"
+  std::string overload;                // "Tensor"
+  std::vector<std::string> arg_names;  // in schema order
+  std::vector<bool> at_default;        // filled per call: non-tensor argument i has its schema default
+};
+
+// A call as the kernel would see it: dtypes after promotion, arguments in schema order.
+struct CallView {
+  const OpSchema* schema = nullptr;
+  const uba_value* args = nullptr;
+  int arg_count = 0;
+  const uba_tensor* outputs = nullptr;
+  int output_count = 0;
+};
+
+// What must be done to argument `arg` before the kernel may see it (tensor list elements: `element`).
+struct Transform {
+  int arg = 0;
+  int element = 0;
+  enum Kind { contiguous, realign } kind = contiguous;
+};
+
+struct Attempt {  // one path that was looked at, in order
+  Path path;
+  std::string target;  // kernel name, or "cpu"
+  bool taken = false;
+  std::string reason;  // why not; "" when taken
+  std::string why;     // the descriptor author's own sentence, if there is one
+  int line = 0;        // in the descriptor; 0 = none
+};
+
+struct Decision {
+  Path path = Path::cpu;
+  const OpPath* row = nullptr;        // for native
+  std::vector<Transform> transforms;  // for native
+  bool realign_outputs = false;       // an output is misaligned: run into an aligned one, then copy
+  std::string reason;  // for non-native: one line, e.g. "float64 is not a dtype of npu_v3_add (float16, float32)"
+  std::vector<Attempt> attempts;
+};
+
+// The rows of a chip by operator, built once per chip.
+class RouteTable {
+ public:
+  explicit RouteTable(const Chip& chip);  // keeps a reference
+  const Chip& chip() const { return chip_; }
+  bool has(const std::string& op) const { return rows_.count(op) != 0; }
+  // Names of scalar arguments whose VALUE decisions of this operator depend on (conditions name them).
+  bool depends_on(const std::string& op, const std::string& arg_name) const;
+  // `available(kernel)` tells whether the adapter has it. `skip` rows (that refused at run time) are passed over,
+  // with `skip_reason` as reason.
+  struct Query {
+    CallView call;
+    bool (*available)(void* context, const std::string& kernel) = nullptr;
+    void* context = nullptr;
+    const std::vector<std::pair<const OpPath*, std::string>>* refused = nullptr;
+  };
+  Decision decide(const Query& query) const;
+
+ private:
+  const Chip& chip_;
+  std::unordered_map<std::string, std::vector<const OpPath*>> rows_;
+};
+
+// Derived quantities that conditions may name (M, N, K, batch, kernel_size, channels, in_channels, out_channels, heads,
+// seq_len, head_dim, numel, rank, contiguous, offset, zero_dim). Empty = this operator has no such quantity.
+std::vector<double> derived_quantity(const CallView& call, const std::string& name);
+
+// The order of dimensions in memory, e.g. "NHWC" of a rank-4 channels-last tensor; "strided" when it is not dense.
+// With dimensions of size 1 several names fit: `layout_matches` answers that.
+std::string layout_name(const uba_tensor& tensor);
+bool layout_matches(const uba_tensor& tensor, const std::string& layout);
+bool is_contiguous(const uba_tensor& tensor);
+
+}  // namespace torchfl

@@ -1,0 +1,56 @@
+// route_parts.h: what route.cpp is put together from. Private to the core.
+//
+// Contract: pure functions, like route.h.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "route.h"
+
+namespace torchfl {
+
+inline constexpr DtypeSet kFloatingDtypes =
+    DtypeSet(1) << UBA_DTYPE_FLOAT16 | DtypeSet(1) << UBA_DTYPE_BFLOAT16 | DtypeSet(1) << UBA_DTYPE_FLOAT32 |
+    DtypeSet(1) << UBA_DTYPE_FLOAT64 | DtypeSet(1) << UBA_DTYPE_COMPLEX32 | DtypeSet(1) << UBA_DTYPE_COMPLEX64 |
+    DtypeSet(1) << UBA_DTYPE_COMPLEX128 | DtypeSet(1) << UBA_DTYPE_FLOAT8_E4M3FN | DtypeSet(1) << UBA_DTYPE_FLOAT8_E5M2;
+inline constexpr DtypeSet kIndexDtypes =
+    DtypeSet(1) << UBA_DTYPE_INT32 | DtypeSet(1) << UBA_DTYPE_INT64 | DtypeSet(1) << UBA_DTYPE_BOOL;
+
+inline int64_t numel(const uba_tensor& tensor) {
+  int64_t count = 1;
+  for (int32_t i = 0; i < tensor.rank; ++i) count *= tensor.sizes[i];
+  return count;
+}
+
+// Calls `function(arg, element, tensor)` for every tensor argument that is there.
+template <typename Function>
+void for_each_tensor(const CallView& call, Function function) {
+  for (int arg = 0; arg < call.arg_count; ++arg) {
+    const uba_value& value = call.args[arg];
+    if (value.kind != UBA_TENSOR && value.kind != UBA_TENSOR_LIST) continue;
+    const int count = value.kind == UBA_TENSOR ? 1 : int(value.count);
+    for (int element = 0; element < count; ++element) {
+      if (value.v.tensor[element].dtype != 0) function(arg, element, value.v.tensor[element]);
+    }
+  }
+}
+
+// Position of an argument in the schema, -1 if there is none of that name.
+int find_arg(const CallView& call, const std::string& name);
+std::string arg_name(const CallView& call, int arg);
+
+// Families of operators that share derived quantities and hard limits.
+enum class Family { other, matmul, convolution, pool, norm, attention };
+Family family_of(const std::string& op);
+
+std::string number_text(double value);              // "3", "0.5"
+std::string list_text(const std::vector<double>&);  // "1, 2, 4"
+
+// Why `condition` does not hold, without the author's sentence; nullopt if it holds.
+std::optional<std::string> condition_fails(const Condition& condition, const std::string& kernel, const CallView& call);
+
+// Seconds that `row` takes for the call; nullopt = unknown.
+std::optional<double> estimate_seconds(const OpPath& row, const Chip& chip, const CallView& call);
+
+}  // namespace torchfl

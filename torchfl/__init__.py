@@ -1,0 +1,75 @@
+"""Torch-FL: any AI chip runs stock PyTorch from one YAML file and a tiny adapter.
+
+Contract: importing this package imports neither torch nor any native code; the first call that needs a device does.
+
+    import torchfl
+    torchfl.load("npu_v3")                     # a shipped chip by name, or the path of a descriptor
+    x = torch.ones(4, device="npu_v3:0")       # from here on everything is stock PyTorch
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from torchfl._engine import (
+        LoadedChip,
+        chips,
+        devices,
+        explain,
+        init,
+        load,
+        load_hcd,
+        load_uba,
+        reset_stats,
+        shutdown,
+        stats,
+        timing,
+    )
+    from torchfl._paths import get_include
+    from torchfl.errors import LoadError, VersionError
+    from torchfl.hcd import DescriptorError
+
+__all__ = [
+    "DescriptorError",
+    "LoadError",
+    "LoadedChip",
+    "VersionError",
+    "__version__",
+    "chips",
+    "devices",
+    "explain",
+    "get_include",
+    "init",
+    "load",
+    "load_hcd",
+    "load_uba",
+    "reset_stats",
+    "shutdown",
+    "stats",
+    "timing",
+]
+
+_HOME = {
+    "DescriptorError": "torchfl.hcd",
+    "LoadError": "torchfl.errors",
+    "VersionError": "torchfl.errors",
+    "get_include": "torchfl._paths",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first asked for, so that `import torchfl` stays cheap."""
+    if name not in __all__:
+        raise AttributeError(f"module 'torchfl' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOME.get(name, "torchfl._engine")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

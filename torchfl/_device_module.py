@@ -1,0 +1,312 @@
+"""`torch.<chip>`: the device module of one chip, as `torch.cuda` users know it.
+
+Contract: each module counts and addresses only its own chip's devices, by local index; PyTorch's own index is
+`first_index + local`. `is_available`, `device_count` and `current_device` open nothing (fork safety).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchfl.errors import LoadError
+
+if TYPE_CHECKING:
+    from torchfl._engine import LoadedChip
+
+
+class DeviceProperties:
+    """What a device says of itself; attributes as `torch.cuda.get_device_properties` names them where they exist."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.name: str = facts["name"]
+        self.total_memory: int = facts["total_memory"]
+        self.multi_processor_count: int = facts["compute_units"]
+        self.clock_rate: int = facts["clock_mhz"]
+        self.alignment: int = facts["alignment"]
+        self.serial: str = facts["serial"]
+        self.unified_memory: bool = facts["host_accessible"]
+
+    def __repr__(self) -> str:
+        return (
+            f"DeviceProperties(name='{self.name}', total_memory={self.total_memory // 2**20}MB, "
+            f"multi_processor_count={self.multi_processor_count}, clock_rate={self.clock_rate}MHz)"
+        )
+
+
+class DeviceModule(ModuleType):
+    """The functions of `torch.<device_type>`; `device` arguments are a local index, a string, a torch.device or None."""
+
+    def __init__(self, engine: ModuleType, chip: LoadedChip, lowered: dict[str, Any]) -> None:
+        super().__init__(f"torch.{chip.device_type}", f"{chip.name}: devices {', '.join(chip.labels)}")
+        self._engine = engine
+        self._chip = chip
+        self._lowered = lowered
+        self._torch_type = torch._C._get_privateuse1_backend_name()
+        module = self
+
+        class Stream(torch.Stream):
+            """A queue of work on one device of this chip."""
+
+            def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+                if kwargs:  # rebuilt from its id, as torch does internally
+                    return super().__new__(cls, priority=priority, **kwargs)
+                return super().__new__(cls, device=module._device(device), priority=priority)
+
+        class Event(torch.Event):
+            """A mark in a stream; with `enable_timing`, two of them measure device time in milliseconds."""
+
+            def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
+                return super().__new__(
+                    cls, module._torch_type, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+                )
+
+        class device(contextlib.AbstractContextManager["device"]):
+            """Makes a device current inside a `with` block."""
+
+            def __init__(self, device: Any) -> None:
+                self.idx = module._index(device)
+                self.prev_idx = -1
+
+            def __enter__(self) -> Any:
+                self.prev_idx = module._engine.exchange_device(self.idx)
+                return self
+
+            def __exit__(self, *exc: object) -> None:
+                module._engine.exchange_device(self.prev_idx)
+
+        self.Stream, self.Event, self.device = Stream, Event, device
+
+    # ------------------------------------------------------------------ devices
+
+    def _index(self, device: Any = None) -> int:
+        """PyTorch's index of a device given in any form; None is the current one."""
+        chip = self._chip
+        if device is None:
+            current: int = self._engine.current_device()
+            return current if self._owns(current) else chip.first_index
+        if isinstance(device, int):
+            if device < 0:
+                return self._index(None)
+            if device >= chip.count:
+                raise RuntimeError(f"{chip.device_type}:{device}: this chip has {chip.count} device(s)")
+            return chip.first_index + device
+        index = torch.device(device).index
+        if index is None:
+            return self._index(None)
+        if not self._owns(index):
+            raise RuntimeError(f"{device} is not a device of {chip.name}")
+        return index
+
+    def _device(self, device: Any = None) -> torch.device:
+        return torch.device(self._torch_type, self._index(device))
+
+    def _owns(self, index: int) -> bool:
+        return self._chip.first_index <= index < self._chip.first_index + self._chip.count
+
+    def is_available(self) -> bool:
+        return self._chip.count > 0
+
+    def device_count(self) -> int:
+        return self._chip.count
+
+    def current_device(self) -> int:
+        return self._index(None) - self._chip.first_index
+
+    def set_device(self, device: Any) -> None:
+        self._engine.set_device(self._index(device))
+
+    def _exchange_device(self, index: int) -> int:
+        previous: int = self._engine.exchange_device(index)
+        return previous
+
+    _maybe_exchange_device = _exchange_device
+
+    def get_device_properties(self, device: Any = None) -> DeviceProperties:
+        return DeviceProperties(self._engine.properties(self._index(device)))
+
+    def get_device_name(self, device: Any = None) -> str:
+        return self.get_device_properties(device).name
+
+    def get_device_capability(self, device: Any = None) -> dict[str, Any]:
+        """The descriptor's dtypes: what this chip computes in."""
+        return {"supported_dtypes": {getattr(torch, name) for name in self._lowered["dtypes"]}}
+
+    def is_bf16_supported(self) -> bool:
+        return "bfloat16" in self._lowered["dtypes"]
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [getattr(torch, name) for name in ("float16", "bfloat16") if name in self._lowered["dtypes"]]
+
+    # ------------------------------------------------------------------ life
+
+    def init(self) -> None:
+        """Nothing to do: a device is opened when it is first used."""
+
+    _lazy_init = init
+
+    def is_initialized(self) -> bool:
+        return bool(self._engine.any_opened()) and not self._is_in_bad_fork()
+
+    def _is_in_bad_fork(self) -> bool:
+        return bool(self._engine.forked_after_use())
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for all work on all streams of a device."""
+        self._engine.synchronize(self._index(device))
+
+    # ------------------------------------------------------------------ streams
+
+    def current_stream(self, device: Any = None) -> torch.Stream:
+        return torch.accelerator.current_stream(self._device(device))
+
+    def default_stream(self, device: Any = None) -> torch.Stream:
+        target = self._device(device)
+        return torch.Stream(stream_id=0, device_index=target.index, device_type=_device_type_number())
+
+    def set_stream(self, stream: torch.Stream) -> None:
+        torch.accelerator.set_stream(stream)
+
+    @contextlib.contextmanager
+    def stream(self, stream: torch.Stream | None) -> Iterator[None]:
+        if stream is None:
+            yield
+            return
+        with stream:
+            yield
+
+    # ------------------------------------------------------------------ random numbers
+
+    def _generator(self, device: Any = None) -> torch.Generator:
+        generator: torch.Generator = self._engine.default_generator(self._index(device))
+        return generator
+
+    def _indices(self) -> range:
+        return range(self._chip.count)
+
+    @property
+    def default_generators(self) -> tuple[torch.Generator, ...]:
+        return tuple(self._generator(i) for i in self._indices())
+
+    def manual_seed(self, seed: int) -> None:
+        self._generator().manual_seed(int(seed))
+
+    def manual_seed_all(self, seed: int) -> None:
+        for i in self._indices():
+            self._generator(i).manual_seed(int(seed))
+
+    def seed(self) -> None:
+        self._generator().seed()
+
+    def seed_all(self) -> None:
+        for i in self._indices():
+            self._generator(i).seed()
+
+    def initial_seed(self) -> int:
+        return self._generator().initial_seed()
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return self._generator(device).get_state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
+        self._generator(device).set_state(new_state)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state(i) for i in self._indices()]
+
+    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        for i, state in enumerate(new_states):
+            self.set_rng_state(state, i)
+
+    # ------------------------------------------------------------------ memory
+
+    def memory_stats(self, device: Any = None) -> dict[str, Any]:
+        return dict(torch.accelerator.memory_stats(self._device(device)))
+
+    def _bytes(self, kind: str, which: str, device: Any) -> int:
+        return int(self.memory_stats(device).get(f"{kind}_bytes.all.{which}", 0))
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return self._bytes("allocated", "current", device)
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return self._bytes("allocated", "peak", device)
+
+    def memory_reserved(self, device: Any = None) -> int:
+        return self._bytes("reserved", "current", device)
+
+    def max_memory_reserved(self, device: Any = None) -> int:
+        return self._bytes("reserved", "peak", device)
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        torch.accelerator.reset_peak_memory_stats(self._device(device))
+
+    def reset_accumulated_memory_stats(self, device: Any = None) -> None:
+        torch.accelerator.reset_accumulated_memory_stats(self._device(device))
+
+    def empty_cache(self) -> None:
+        """Give cached memory that no tensor uses back to the chip."""
+        for i in self._indices():
+            self._engine.empty_cache(self._index(i))
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """(free, total) bytes of the device, as its SDK counts."""
+        free, total = torch.accelerator.get_memory_info(self._device(device))
+        return int(free), int(total)
+
+    def memory_snapshot(self, device: Any = None) -> list[dict[str, Any]]:
+        """One row for each segment, with its blocks, as `torch.cuda.memory_snapshot` shapes them."""
+        rows: list[dict[str, Any]] = self._engine.memory_snapshot(self._index(device))
+        return rows
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
+        index = self._index(device)
+        total = self._engine.properties(index)["total_memory"]
+        self._engine.set_memory_limit(index, 0 if fraction == 1 else int(total * fraction))
+
+    def memory_summary(self, device: Any = None, abbreviated: bool = False) -> str:
+        """A table of what is allocated and cached."""
+        stats = self.memory_stats(device)
+        lines = [f"{self._chip.device_type}:{self._index(device) - self._chip.first_index} ({self._chip.name})"]
+        kinds = ("allocated", "reserved", "active") if abbreviated else ("requested", "allocated", "active", "reserved")
+        lines.append(f"{'bytes':<12}{'current':>16}{'peak':>16}{'allocated':>16}{'freed':>16}")
+        for kind in kinds:
+            values = [stats.get(f"{kind}_bytes.all.{which}", 0) for which in ("current", "peak", "allocated", "freed")]
+            lines.append(f"{kind:<12}" + "".join(f"{value:>16,}" for value in values))
+        lines.append(f"retries {stats.get('num_alloc_retries', 0)}, out of memory {stats.get('num_ooms', 0)}")
+        return "\n".join(lines)
+
+
+def _device_type_number() -> int:
+    return int(torch._C._autograd.DeviceType.PrivateUse1) if hasattr(torch._C._autograd, "DeviceType") else 20
+
+
+def register(engine: ModuleType, chip: LoadedChip, lowered: dict[str, Any], *, is_first: bool) -> DeviceModule:
+    """Make the chip's names usable: `torch.<device_type>`, "<device_type>:<i>", and for the first chip the methods that
+    PyTorch offers every backend (`tensor.<device_type>()`)."""
+    name = chip.device_type
+    reason = engine.add_device_name(name, chip.first_index, chip.count)
+    if reason:
+        legal = torch._C._get_privateuse1_backend_name()
+        raise LoadError(
+            f"the device name '{name}' cannot be used: {reason}. Give the chip a device_type of letters and underscores"
+            + ("" if is_first else f", or use '{legal}:{chip.first_index}', which is the same device")
+        )
+    module = DeviceModule(engine, chip, lowered)
+    if is_first:
+        torch._register_device_module(name, module)
+        torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    else:
+        setattr(torch, name, module)
+        sys.modules[f"torch.{name}"] = module
+    return module
+
+
+__all__ = ["DeviceModule", "DeviceProperties", "register"]

@@ -1,0 +1,58 @@
+"""`torchfl.explain`: from a name a user knows to the engine's answer for the operator that reaches the backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchfl._native import engine
+
+
+def overloads(op: str) -> list[tuple[str, str]]:
+    """(base name, overload) of every operator `op` can mean, most specific first: itself, or what it is taken apart to."""
+    import torch
+
+    from torchfl.hcd import opnames
+
+    name, _, overload = op.removeprefix("aten::").partition(".")
+    bases = [base.removeprefix("aten::") for base in opnames.resolve(f"aten::{name}")]
+    found = []
+    for base in bases:
+        packet = getattr(torch.ops.aten, base, None)
+        if packet is None:
+            continue
+        names = ["" if o == "default" else o for o in packet.overloads()]
+        if overload:
+            names = [o for o in names if o == overload]
+        # Functional forms first, and Tensor before Scalar: that is what a call of this name reaches.
+        found += [(base, o) for o in sorted(names, key=lambda o: ("out" in o, o not in ("Tensor", ""), o))]
+    return found
+
+
+def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str | None) -> dict[str, Any]:
+    import torch
+
+    c = engine()
+    index = _index_of(device, args)
+    errors = []
+    for base, overload in overloads(op):
+        try:
+            answer: dict[str, Any] = c.explain(f"aten::{base}", overload, args, kwargs, index)
+            return answer
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            errors.append(f"{base}{'.' + overload if overload else ''}: {str(error).splitlines()[0]}")
+    if not errors:
+        raise ValueError(f"no operator {op!r}")
+    del torch
+    raise ValueError(f"no form of {op} takes these arguments:\n  " + "\n  ".join(errors))
+
+
+def _index_of(device: str | None, args: tuple[Any, ...]) -> int:
+    import torch
+
+    if device is not None:
+        index = torch.device(device).index
+        return index if index is not None else engine().current_device()
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.device.type == torch._C._get_privateuse1_backend_name():
+            return arg.device.index
+    return engine().current_device()

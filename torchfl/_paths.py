@@ -1,0 +1,54 @@
+"""Where the installed pieces lie: extension, chips, simulated SDKs, headers.
+
+Contract: works for a wheel and for an editable install alike, without importing the extension. CMake installs into
+the folder that holds the extension; CMakeLists.txt knows the same names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+from torchfl.errors import LoadError
+
+
+@functools.cache
+def native_root() -> Path:
+    """The folder that CMake installed into."""
+    spec = importlib.util.find_spec("torchfl._build_info")
+    if spec is None or spec.origin is None:
+        raise LoadError(
+            "Torch-FL's native part is not built. In a checkout run `make venv`; else reinstall flagos-torchfl."
+        )
+    return Path(spec.origin).parent
+
+
+def get_include() -> str:
+    """Folder to compile adapters against: it holds `torchfl/uba.h` and `torchfl/uba_aten.h`."""
+    return str(native_root() / "_include")
+
+
+def chips_dir() -> Path:
+    """Folder of the shipped chips, one folder each."""
+    return native_root() / "_chips"
+
+
+def sdk_dir(name: str) -> Path:
+    """Root of a simulated SDK (`include/`, `lib/`, `bin/`)."""
+    root = native_root() / "_sdk" / name
+    if not root.is_dir():
+        known = sorted(p.name for p in root.parent.glob("*")) if root.parent.is_dir() else []
+        raise LoadError(f"no simulated SDK '{name}'; there are: {', '.join(known) or 'none'}")
+    return root
+
+
+def shipped_chips() -> dict[str, Path]:
+    """Descriptor of every shipped chip by name."""
+    found = {}
+    if chips_dir().is_dir():
+        for folder in sorted(chips_dir().iterdir()):
+            descriptor = folder / f"{folder.name}.yaml"
+            if descriptor.is_file():
+                found[folder.name] = descriptor
+    return found

@@ -1,0 +1,5 @@
+"""`python -m torchfl.cli`, the same as `torchfl`."""
+
+from torchfl.cli import main
+
+main()

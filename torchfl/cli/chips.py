@@ -1,0 +1,98 @@
+"""From what a user types for a chip to descriptors and loaded chips.
+
+Contract: a chip is named by a shipped chip's name, a descriptor file, or a folder that holds one. `descriptor_of` opens
+nothing; `load_all` loads adapters, and so imports torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchfl.errors import LoadError
+
+if TYPE_CHECKING:
+    from torchfl._engine import LoadedChip
+
+SUFFIXES = (".yaml", ".yml", ".hcd")
+
+
+def shipped() -> dict[str, Path]:
+    """Descriptors of the shipped chips by name; empty if the native part is not built."""
+    from torchfl._paths import shipped_chips
+
+    try:
+        return shipped_chips()
+    except LoadError:
+        return {}
+
+
+def descriptor_of(chip: str) -> Path:
+    """The descriptor file meant by `chip`.
+
+    Raises LoadError if it is neither a file, nor a folder with a descriptor, nor a shipped chip's name.
+    """
+    path = Path(chip)
+    if path.is_dir():
+        return in_folder(path)
+    if path.exists() or path.suffix in SUFFIXES or "/" in chip:
+        return path  # a missing file is the descriptor reader's to report
+    known = shipped()
+    if chip not in known:
+        names = ", ".join(known) or "none: the native part is not built"
+        raise LoadError(f"no chip '{chip}': neither a file, a folder nor a shipped chip (shipped: {names})")
+    return known[chip]
+
+
+def in_folder(folder: Path) -> Path:
+    """The descriptor in a chip's folder: the one named like it, else the only one."""
+    for suffix in SUFFIXES:
+        named = folder / f"{folder.absolute().name}{suffix}"
+        if named.is_file():
+            return named
+    found = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES and p.is_file())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise LoadError(f"{folder}: no descriptor (*.yaml, *.hcd) in this folder; `torchfl new NAME` makes one")
+    raise LoadError(f"{folder}: several descriptors ({', '.join(p.name for p in found)}); name the one you mean")
+
+
+def load_all(chips: list[str]) -> tuple[list[LoadedChip], dict[str, str]]:
+    """Load the chips named; without names those of TORCHFL_CHIPS, else every shipped one that can be loaded.
+
+    Returns the loaded chips, and the reason for each shipped one that could not be. A chip that was asked for by name
+    and cannot be loaded raises.
+    """
+    import os
+
+    import torchfl
+
+    if chips or os.environ.get("TORCHFL_CHIPS"):
+        for chip in chips:
+            torchfl.load(descriptor_of(chip))
+        return (torchfl.chips() if chips else torchfl.init()), {}
+    refused: dict[str, str] = {}
+    from torchfl._paths import shipped_chips
+
+    for name, descriptor in shipped_chips().items():
+        try:
+            torchfl.load(descriptor)
+        except Exception as error:
+            from torchfl.cli.console import expected
+
+            text = expected(error)
+            if text is None:
+                raise
+            refused[name] = text.removeprefix("error: ")
+    return torchfl.chips(), refused
+
+
+def bytes_text(count: Any) -> str:
+    """A number of bytes as people say it; "?" for unknown (0 or None)."""
+    if not count:
+        return "?"
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count} B"

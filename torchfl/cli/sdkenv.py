@@ -1,0 +1,60 @@
+"""`torchfl sdk-env`: the environment in which a simulated SDK is found.
+
+Contract: stdout holds assignments for the shell and nothing else, so that it can be evaluated.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from torchfl.cli.console import out, out_json
+
+
+def sdk_env(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The SDK, such as npu.")],
+    shell: Annotated[Literal["sh", "fish"], typer.Option(help="Whose syntax to write; sh serves bash and zsh.")] = "sh",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the folders instead, for a program.")] = False,
+) -> None:
+    """Print the lines that put a simulated SDK into the environment.
+
+    \b
+    They set <NAME>_SDK_ROOT, and put its library folder into LD_LIBRARY_PATH and its tools into PATH.
+
+    \b
+    Examples:
+      eval "$(torchfl sdk-env npu)"                   bash, zsh, sh
+      torchfl sdk-env npu --shell fish | source       fish
+    """
+    from torchfl._paths import sdk_dir
+
+    root = sdk_dir(name)
+    variable = f"{name.upper()}_SDK_ROOT"
+    if as_json:
+        out_json({variable: str(root), "LD_LIBRARY_PATH": str(root / "lib"), "PATH": str(root / "bin")})
+        return
+    for line in _lines(variable, root, shell):
+        out(line)
+
+
+def _lines(variable: str, root: Path, shell: str) -> list[str]:
+    if shell == "fish":
+        quoted = {part: "'" + str(root / part).replace("\\", "\\\\").replace("'", "\\'") + "'" for part in _PARTS}
+        return [
+            f"set -gx {variable} {quoted['']}",
+            f"set -gx LD_LIBRARY_PATH {quoted['lib']} $LD_LIBRARY_PATH",
+            f"set -gx PATH {quoted['bin']} $PATH",
+        ]
+    library, tools = (shlex.quote(str(root / part)) for part in ("lib", "bin"))
+    return [
+        f"export {variable}={shlex.quote(str(root))}",
+        # An empty entry would mean the working directory, so no colon is left when the variable was empty.
+        f'export LD_LIBRARY_PATH={library}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
+        f'export PATH={tools}":$PATH"',
+    ]
+
+
+_PARTS = ("", "lib", "bin")
