@@ -1,6 +1,6 @@
 """Fair comparisons on a machine that other work may disturb.
 
-Contract: what is compared is measured alternately, in many short rounds, each in a new order. A comparison is made inside a
+Contract: what is compared is measured alternately, in many short rounds, each in a new order. A comparison is made in a
 round, where both sides met the same machine, and its median over all rounds is the figure; the quartiles tell how far
 to trust it. A fixed piece of arithmetic runs along with every round, and shows whether the machine was quiet.
 Times are microseconds for one call.

@@ -100,7 +100,7 @@ def train_step(model, images, labels, optimizer, scheduler, scaler, amp_dtype):
     """One step of training; returns the loss, still on the device."""
     optimizer.zero_grad(set_to_none=True)
     with torch.autocast(images.device.type, dtype=amp_dtype, enabled=amp_dtype is not None):
-        loss = F.cross_entropy(model(images), labels)
+        loss = F.cross_entropy(model(images), labels, label_smoothing=0.1)
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -191,7 +191,7 @@ def main(arguments=None):
     model = ResNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=steps)
-    scaler = torch.amp.GradScaler(device.type, enabled=amp == "float16")
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, enabled=amp == "float16")
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"ResNet-50, {parameters / 1e6:.1f} M parameters, on {device}, autocast {amp}")

@@ -155,6 +155,8 @@ class HostCall {
     for (const auto& [ours, brought] : written_) {
       if (host.is_same(brought)) return ours;
     }
+    TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::Layout::Strided, op_.display, ": its result is ", host.layout(),
+                                ", and ", runtime::label(device_), " holds strided tensors only. Call it on the CPU.");
     at::Tensor result = host;
     if (widened.has_value() && host.scalar_type() == c10::kFloat) result = host.to(*widened);
     return to_device(result, device_);

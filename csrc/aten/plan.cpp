@@ -11,7 +11,7 @@ namespace {
 
 // Row-major strides, or the tensor's own when it is dense (its memory format is worth keeping).
 c10::SmallVector<int64_t, 6> packed_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides, bool keep_dense) {
-  c10::SmallVector<int64_t, 6> out(sizes.size());
+  c10::SmallVector<int64_t, 6> out(sizes.size(), 0);
   if (keep_dense) {
     std::vector<size_t> order(sizes.size());
     for (size_t i = 0; i < order.size(); i++) order[i] = i;
@@ -442,6 +442,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
       empty |= output.shape.sizes[d] == 0;
       last += (output.shape.sizes[d] - 1) * output.shape.strides[d];
     }
+    output.contiguous = packed_strides(output.shape.sizes, output.shape.strides, false) == output.shape.strides;
     output.bytes = empty ? 0 : size_t(last + 1) * c10::elementSize(output.shape.dtype);
   }
   for (const Plan::Patch& patch : plan.patches) plan.prepared += patch.source == Plan::Patch::prepared_tensor;

@@ -47,6 +47,7 @@ struct Plan {
   struct Output {
     OutputShape shape;         // of what the kernel writes
     size_t bytes = 0;
+    bool contiguous = false;
     int written_arg = -1;      // >= 0: the argument (in place or out=) that receives it
     bool through_temporary = false;  // the kernel cannot write there directly: a copy follows
   };

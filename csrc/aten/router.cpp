@@ -13,6 +13,9 @@ namespace torchfl {
 
 namespace {
 
+// PyTorch gives the operators that only out-of-tree backends have a composite kernel which says that one is missing.
+bool is_stub(const std::string& base) { return base.find("_overrideable") != std::string::npos; }
+
 bool ends_with(const std::string& text, char c) { return !text.empty() && text.back() == c; }
 
 // The functional form of an in-place or out= operator: same base name, same arguments less the out ones.
@@ -49,7 +52,7 @@ std::atomic<int64_t> g_version{0};  // grows with each chip, and when plans are 
 
 }  // namespace
 
-OpState::OpState(const c10::OperatorHandle& op) : handle(op) {
+OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schema().arguments().size()) {
   const c10::FunctionSchema& s = op.schema();
   display = s.overload_name().empty() ? s.name() : s.name() + "." + s.overload_name();
   std::string base = s.name();
@@ -98,7 +101,7 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op) {
   }
   refresh_patched(*this);
   for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
-    if (op.hasKernelForDispatchKey(key)) {
+    if (!is_stub(base) && op.hasKernelForDispatchKey(key)) {
       composite = key;
       break;
     }
@@ -243,8 +246,7 @@ void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
 void forget_plans() { g_version.fetch_add(1); }
 
 void route(OpState& op, torch::jit::Stack* stack) {
-  const size_t count = op.handle.schema().arguments().size();
-  const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, count);
+  const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
   Signature signature;
   read_signature(op, args, signature);
   // No tensor of ours: a factory (device=...) or a list that is empty.
@@ -380,7 +382,7 @@ void register_routes() {
       mapped |= chip->routes.has(base) || (ends_with(base, '_') && chip->routes.has(base.substr(0, base.size() - 1)));
     }
     // Structured operators have a kernel that asks the backend for the out form: one detour less for every path.
-    if (implicit || !(structured || mapped)) continue;
+    if (implicit || !(structured || mapped || is_stub(base))) continue;
     OpState& state = op_state(*handle);
     if (state.is_view) continue;
     library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RoutedKernel>(&state)));

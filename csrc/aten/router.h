@@ -20,6 +20,7 @@ namespace torchfl {
 struct OpState {
   explicit OpState(const c10::OperatorHandle& op);
   c10::OperatorHandle handle;
+  size_t arg_count;                  // of the schema
   std::string display;               // "aten::add_.Tensor"
   OpSchema schema;                   // of the functional form: base name, overload, argument names
   std::vector<int> kernel_args;      // positions in the schema of what a kernel gets: all but out arguments

@@ -19,7 +19,7 @@ c10::Scalar number_at(const torch::jit::Stack& stack, size_t base, const Plan::P
 }
 
 at::Tensor new_output(const Plan& plan, const Plan::Output& output) {
-  return empty_on(plan.device, output.shape.dtype, output.shape.sizes, output.shape.strides);
+  return empty_planned(plan.device, output.shape.dtype, output.shape.sizes, output.shape.strides, output.bytes, output.contiguous);
 }
 
 // A written argument that shares memory with a read one is only safe when both are the very same elements.
@@ -79,7 +79,7 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
     returned = (*stack)[base + size_t(output.written_arg)].toTensor();
     copy_tensor(returned, result, true);
   }
-  torch::jit::drop(*stack, op.handle.schema().arguments().size());
+  torch::jit::drop(*stack, op.arg_count);
   stack->emplace_back(std::move(returned));
   return true;
 }
@@ -87,7 +87,7 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
 }  // namespace
 
 bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
-  const size_t base = stack->size() - op.handle.schema().arguments().size();
+  const size_t base = stack->size() - op.arg_count;
   DeviceEntry& entry = runtime::device(plan.device);
   Timer timer(*plan.counters, plan.device);
 
@@ -195,7 +195,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
       results[i] = target;
     }
   }
-  torch::jit::drop(*stack, op.handle.schema().arguments().size());
+  torch::jit::drop(*stack, op.arg_count);
   for (at::Tensor& result : results) stack->emplace_back(std::move(result));
   return true;
 }

@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "stats.h"
+
 namespace torchfl {
 namespace runtime {
 
@@ -92,6 +94,13 @@ void DeviceEntry::open() {
               " in forked subprocess. To use it with multiprocessing, you must use the 'spawn' start method");
   guarded([&] {
     device = std::make_unique<Device>(chip->adapter, local_index, label);
+    // The descriptor was written for some version of the SDK; what the SDK at hand demands can only add to it.
+    const uint64_t demanded = device->properties().alignment;
+    if (demanded > chip->chip.alignment) {
+      stats::log(1, label + ": the SDK demands addresses aligned to " + std::to_string(demanded) + " bytes, the descriptor says " +
+                        std::to_string(chip->chip.alignment) + ": taking the larger");
+      chip->chip.alignment = demanded;
+    }
     allocator = std::make_unique<CachingAllocator>(device.get(), chip->chip.alignment);
   });
   runtime::g_any_opened.store(true);

@@ -36,14 +36,17 @@ void read_tensor(const OpState& op, const at::Tensor& tensor, Signature& out) {
       two_devices(op, out.device, tensor.device());
     }
     const uint64_t alignment = runtime::g_devices[index].load(std::memory_order_relaxed)->chip->chip.alignment;
+    // A power of two, which the descriptor reader has checked.
     const uint64_t offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
-    words.push_back(kTensor | dtype << 8 | uint64_t(dim) << 16 | uint64_t(offset % alignment != 0) << 24 |
+    words.push_back(kTensor | dtype << 8 | uint64_t(dim) << 16 | uint64_t((offset & (alignment - 1)) != 0) << 24 |
                     uint64_t(impl->is_wrapped_number()) << 25 | uint64_t(index) << 32);
   }
   const int64_t* sizes = tensor.sizes().data();
   const int64_t* strides = tensor.strides().data();
-  for (int64_t d = 0; d < dim; d++) words.push_back(uint64_t(sizes[d]));
-  for (int64_t d = 0; d < dim; d++) words.push_back(uint64_t(strides[d]));
+  const size_t at = words.size();
+  words.resize_for_overwrite(at + 2 * size_t(dim));
+  std::memcpy(words.data() + at, sizes, size_t(dim) * sizeof(uint64_t));
+  std::memcpy(words.data() + at + dim, strides, size_t(dim) * sizeof(uint64_t));
 }
 
 uint64_t bits(double value) {

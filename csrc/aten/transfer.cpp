@@ -158,16 +158,8 @@ int64_t span_of(const at::Tensor& tensor) {
   return last + 1;
 }
 
-at::Tensor empty_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  const size_t itemsize = c10::elementSize(dtype);
-  size_t bytes = 0;
-  bool empty = false;
-  int64_t last = 0;
-  for (size_t d = 0; d < sizes.size(); d++) {
-    empty |= sizes[d] == 0;
-    last += (sizes[d] - 1) * strides[d];
-  }
-  if (!empty) bytes = size_t(last + 1) * itemsize;
+at::Tensor empty_planned(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t bytes,
+                         bool contiguous) {
   // The allocator follows the current device; tensors of another device are rare, so the switch is not.
   c10::DataPtr data;
   if (C10_LIKELY(index == runtime::current_device())) {
@@ -180,12 +172,26 @@ at::Tensor empty_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c1
                                                        device_allocator(), /*resizable=*/true);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  if (contiguous) {
+    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  } else {
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  }
   return tensor;
 }
 
+at::Tensor empty_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  bool empty = false;
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); d++) {
+    empty |= sizes[d] == 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return empty_planned(index, dtype, sizes, strides, empty ? 0 : size_t(last + 1) * c10::elementSize(dtype), false);
+}
+
 at::Tensor empty_contiguous_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes) {
-  c10::SmallVector<int64_t, 8> strides(sizes.size());
+  c10::SmallVector<int64_t, 8> strides(sizes.size(), 0);
   int64_t step = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = step;
@@ -281,7 +287,8 @@ void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking
     TORCH_CHECK(to.is_cpu(), "cannot copy from ", from.device(), " to ", to.device(), ": go through the CPU");
     device_to_host(to, from, non_blocking && !conjugate && !negate);
   }
-  if (conjugate) to.conj_physical_();
+  // The imaginary parts change sign where they are: conj_physical_ would need a kernel of its own.
+  if (conjugate) at::view_as_real(to).select(-1, 1).neg_();
   if (negate) to.neg_();
 }
 

@@ -71,8 +71,10 @@ int main(int argc, char **argv) {
   if (json) {
     printf("{\"sdk_version\": \"%s\", \"devices\": [", npu_sdk_version());
   } else {
-    printf("NPU-SMI                                                                             SDK %s\n%s", npu_sdk_version(), rule);
-    printf("| NPU | Name     | Serial             | Memory              | Clock    | Temp   | Power   | Util |\n%s", rule);
+    printf("NPU-SMI                                                                             SDK %s\n%s",
+           npu_sdk_version(), rule);
+    printf("| NPU | Name     | Serial             | Memory              | Clock    | Temp   | Power   | Util |\n%s",
+           rule);
   }
   int bad = 0;
   for (int32_t i = 0; i < count; i++) {

@@ -62,7 +62,9 @@ _COMMANDS: list[tuple[Callable[..., Any], str]] = [
 
 def _add(to: typer.Typer, function: Callable[..., Any], panel: str | None) -> None:
     options = getattr(function, "command_options", {})
-    to.command(cls=options.get("cls", Command), rich_help_panel=panel, context_settings=options.get("context"))(function)
+    to.command(cls=options.get("cls", Command), rich_help_panel=panel, context_settings=options.get("context"))(
+        function
+    )
 
 
 for _function, _panel in _COMMANDS:

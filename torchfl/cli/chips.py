@@ -69,8 +69,8 @@ def load_all(chips: list[str]) -> tuple[list[LoadedChip], dict[str, str]]:
     import torchfl
 
     if chips or os.environ.get("TORCHFL_CHIPS"):
-        for chip in chips:
-            torchfl.load(descriptor_of(chip))
+        for descriptor in [descriptor_of(chip) for chip in chips]:  # all names first, as loading takes seconds
+            torchfl.load(descriptor)
         return (torchfl.chips() if chips else torchfl.init()), {}
     refused: dict[str, str] = {}
     from torchfl._paths import shipped_chips

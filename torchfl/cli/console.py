@@ -42,6 +42,8 @@ def expected(error: BaseException) -> str | None:
     engine_error = getattr(sys.modules.get("torchfl._C"), "LoadError", None)
     if hcd_error is not None and isinstance(error, hcd_error):
         return str(error)  # each line says already that it is an error, and where
+    if getattr(error, "complete", False):
+        return str(error)
     if isinstance(error, LoadError) or (engine_error is not None and isinstance(error, engine_error)):
         return f"error: {error}"
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and error.filename is not None:

@@ -12,7 +12,8 @@ from torchfl.cli.console import console, fail, note, out_json, table
 
 def devices(
     chip: Annotated[
-        list[str] | None, typer.Option("--chip", "-c", metavar="CHIP", help="Only this chip: name, descriptor or folder.")
+        list[str] | None,
+        typer.Option("--chip", "-c", metavar="CHIP", help="Only this chip: name, descriptor or folder."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead.")] = False,
 ) -> None:

@@ -6,17 +6,23 @@ Contract: stdout holds assignments for the shell and nothing else, so that it ca
 from __future__ import annotations
 
 import shlex
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from torchfl.cli.console import out, out_json
 
 
+class Shell(str, Enum):
+    sh = "sh"
+    fish = "fish"
+
+
 def sdk_env(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The SDK, such as npu.")],
-    shell: Annotated[Literal["sh", "fish"], typer.Option(help="Whose syntax to write; sh serves bash and zsh.")] = "sh",
+    shell: Annotated[Shell, typer.Option(help="Whose syntax to write; sh serves bash and zsh.")] = Shell.sh,
     as_json: Annotated[bool, typer.Option("--json", help="Print the folders instead, for a program.")] = False,
 ) -> None:
     """Print the lines that put a simulated SDK into the environment.
@@ -40,8 +46,8 @@ def sdk_env(
         out(line)
 
 
-def _lines(variable: str, root: Path, shell: str) -> list[str]:
-    if shell == "fish":
+def _lines(variable: str, root: Path, shell: Shell) -> list[str]:
+    if shell is Shell.fish:
         quoted = {part: "'" + str(root / part).replace("\\", "\\\\").replace("'", "\\'") + "'" for part in _PARTS}
         return [
             f"set -gx {variable} {quoted['']}",

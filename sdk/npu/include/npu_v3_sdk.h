@@ -106,7 +106,8 @@ NPU_API npu_status_t npu_event_elapsed(npu_event_t start, npu_event_t end, doubl
 #define NPU_INT32 5
 #define NPU_INT64 6
 #define NPU_BOOL 7
-#define NPU_UINT8 8 /* DMA only: copy, cast, fill */
+#define NPU_UINT8 8   /* DMA only: copy, cast, fill */
+#define NPU_FLOAT64 9 /* DMA engine and scalar core only */
 #define NPU_MAX_RANK 6
 
 /* `shape` and `stride` (in elements, 0 = broadcast, never negative) are read during the call only. */
@@ -127,10 +128,11 @@ typedef struct npu_scalar {
 } npu_scalar_t;
 
 /* ---------------------------------------------------------------- DMA engine */
-/* Same shape on both sides, any strides. Converts between all dtypes as C does (to bool: != 0). */
+/* Same shape on both sides, any strides. Converts between all dtypes as C does (to bool: != 0). FLOAT64 is rounded
+ * once to a 16-bit type, integers by way of FLOAT32. A real number as `value` is a FLOAT64. */
 NPU_API npu_status_t npu_v3_copy_nd(npu_stream_t stream, const npu_tensor_t *dst, const npu_tensor_t *src);
 NPU_API npu_status_t npu_v3_fill_nd(npu_stream_t stream, const npu_tensor_t *dst, npu_scalar_t value);
-/* dst[i] = start + i*step, for a 1-D dst of any numeric dtype. */
+/* dst[i] = start + i*step, in double or, if both are integers, in int64; for a 1-D dst of any numeric dtype. */
 NPU_API npu_status_t npu_v3_iota(npu_stream_t stream, const npu_tensor_t *dst, npu_scalar_t start, npu_scalar_t step);
 /* dst = src rows taken along `dim` by a 1-D int32/int64 index tensor (negative counts from the end; out of range is
  * NPU_STATUS_EXECUTION_FAILED at the next synchronise). */
@@ -146,7 +148,12 @@ NPU_API npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor
 /* ---------------------------------------------------------------- vector unit
  * Shapes: every operand has the rank and shape of `out` (express broadcasting by stride 0). `out` may be the same
  * memory as an operand if strides are equal. Float math is done in float32 and rounded once to nearest even. Integers wrap around.
- * Operands share one dtype unless said otherwise, `out` has it too; comparisons and logical functions write BOOL. */
+ * Operands share one dtype unless said otherwise, `out` has it too; comparisons and logical functions write BOOL.
+ *
+ * FLOAT64 is not the vector unit's: the scalar core computes it, in double, one element after the other and 64 cycles
+ * for each; it is meant for single numbers. It knows the unary NEG ABS EXP EXPM1 LOG LOG1P SQRT RSQRT RECIPROCAL SIN
+ * COS TANH ERF FLOOR CEIL ROUND TRUNC SIGN ISNAN LOGICAL_NOT ISFINITE, and the binary ADD SUB MUL DIV MAX MIN EQ NE LT
+ * LE GT GE. All else is NPU_STATUS_NOT_SUPPORTED. */
 #define NPU_UNARY_NEG 1
 #define NPU_UNARY_ABS 2
 #define NPU_UNARY_EXP 3
@@ -174,7 +181,7 @@ NPU_API npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor
 #define NPU_UNARY_LOGICAL_NOT 25 /* any dtype -> BOOL */
 #define NPU_UNARY_BITWISE_NOT 26 /* integers and BOOL */
 #define NPU_UNARY_LEAKY_RELU 27  /* p0 = negative slope */
-#define NPU_UNARY_CLAMP 28       /* p0 = low, p1 = high; NaN passes through */
+#define NPU_UNARY_CLAMP 28       /* p0 = low, p1 = high; NaN in x or in a bound gives NaN */
 #define NPU_UNARY_ISFINITE 29    /* -> BOOL */
 NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu_tensor_t *x, npu_scalar_t p0,
                                   npu_scalar_t p1, const npu_tensor_t *out);
@@ -265,13 +272,14 @@ NPU_API npu_status_t npu_v3_nll_loss_grad(npu_stream_t stream, const npu_tensor_
 /* ---------------------------------------------------------------- normalisation
  * x [N, C, ...] with any strides, float16/bfloat16/float32; the per-channel tensors [C] are float32 or x's dtype, or
  * NULL where PyTorch allows None. training: save_mean and save_invstd (float32 [C]) are written, running statistics updated
- * with `momentum` (unbiased variance). Not training: running statistics are used; save_* may be NULL. */
+ * with `momentum` (unbiased variance). Not training: running statistics are used, save_* are
+ * ignored, whatever they are. */
 NPU_API npu_status_t npu_v3_batch_norm(npu_stream_t stream, const npu_tensor_t *x, const npu_tensor_t *weight,
                                        const npu_tensor_t *bias, const npu_tensor_t *running_mean,
                                        const npu_tensor_t *running_var, int32_t training, double momentum, double eps,
                                        const npu_tensor_t *out, const npu_tensor_t *save_mean,
                                        const npu_tensor_t *save_invstd);
-/* Each of grad_x, grad_weight, grad_bias may be NULL. */
+/* Each of grad_x, grad_weight, grad_bias may be NULL. Not training: save_* are ignored, as above. */
 NPU_API npu_status_t npu_v3_batch_norm_grad(npu_stream_t stream, const npu_tensor_t *grad, const npu_tensor_t *x,
                                             const npu_tensor_t *weight, const npu_tensor_t *running_mean,
                                             const npu_tensor_t *running_var, const npu_tensor_t *save_mean,

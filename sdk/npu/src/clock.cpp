@@ -13,8 +13,10 @@ constexpr double kLaunch = 100;            // fetching and decoding a command
 constexpr double kTileStart = 200;         // filling and draining the array for one 64x64 tile of a product
 constexpr double kPipelineStart = 120000;  // programming the prefetch
 constexpr double kConvolutionStart = 500;
+constexpr double kScalarCycles = 64;  // the scalar core's, to fetch, compute and store one element
 
 double rate(const Chip& chip, const Work& work) {
+  if (work.unit == Work::scalar) return 1 / kScalarCycles;
   size_t size = dtype_size(work.dtype);
   if (work.unit == Work::matrix) {
     if (work.dtype == NPU_INT8) return chip.matrix_int8;
@@ -39,8 +41,8 @@ uint64_t cycles(npu_stream_t, const Work& work) {
   return total(double(work.fixed) + compute + memory - hidden);
 }
 
-uint64_t matmul_cycles(MatmulPath path, int64_t batch, int64_t m, int64_t n, int64_t k, int32_t dtype, int32_t out_dtype,
-                       bool with_c) {
+uint64_t matmul_cycles(MatmulPath path, int64_t batch, int64_t m, int64_t n, int64_t k, int32_t dtype,
+                       int32_t out_dtype, bool with_c) {
   const Chip& chip = config().chip;
   Work work;
   work.unit = Work::matrix;

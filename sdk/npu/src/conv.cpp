@@ -17,16 +17,20 @@ npu_status_t check_window(const char* function, const npu_window_t* w) {
   if (!w) return fail(NPU_STATUS_INVALID_VALUE, "%s: window: NULL: expected a npu_window_t", function);
   for (int i = 0; i < 2; i++) {
     if (w->kernel[i] < 1 || w->kernel[i] > 11) {
-      return fail(NPU_STATUS_NOT_SUPPORTED, "%s: kernel[%d] is %" PRId64 ": expected 1 to 11", function, i, w->kernel[i]);
+      return fail(NPU_STATUS_NOT_SUPPORTED, "%s: kernel[%d] is %" PRId64 ": expected 1 to 11", function, i,
+                  w->kernel[i]);
     }
     if (!one_of(w->stride[i], 1, 2, 4)) {
-      return fail(NPU_STATUS_NOT_SUPPORTED, "%s: stride[%d] is %" PRId64 ": expected 1, 2 or 4", function, i, w->stride[i]);
+      return fail(NPU_STATUS_NOT_SUPPORTED, "%s: stride[%d] is %" PRId64 ": expected 1, 2 or 4", function, i,
+                  w->stride[i]);
     }
     if (!one_of(w->dilation[i], 1, 2, 2)) {
-      return fail(NPU_STATUS_NOT_SUPPORTED, "%s: dilation[%d] is %" PRId64 ": expected 1 or 2", function, i, w->dilation[i]);
+      return fail(NPU_STATUS_NOT_SUPPORTED, "%s: dilation[%d] is %" PRId64 ": expected 1 or 2", function, i,
+                  w->dilation[i]);
     }
     if (w->padding[i] < 0) {
-      return fail(NPU_STATUS_INVALID_VALUE, "%s: padding[%d] is %" PRId64 ": expected 0 or more", function, i, w->padding[i]);
+      return fail(NPU_STATUS_INVALID_VALUE, "%s: padding[%d] is %" PRId64 ": expected 0 or more", function, i,
+                  w->padding[i]);
     }
   }
   if (!one_of(w->groups, 1, 2, 4)) {
@@ -36,13 +40,13 @@ npu_status_t check_window(const char* function, const npu_window_t* w) {
 }
 
 // x, w and y are the tensors in the roles that forward gives them, whichever of them is the result.
-npu_status_t make_geometry(const char* function, const View& x, const View& w, const View& y, const npu_window_t* window,
-                           ConvGeometry* g) {
+npu_status_t make_geometry(const char* function, const View& x, const View& w, const View& y,
+                           const npu_window_t* window, ConvGeometry* g) {
   npu_status_t status = check_window(function, window);
   if (status) return status;
   if (x.rank != 4 || w.rank != 4 || y.rank != 4) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: ranks %d, %d and %d of input, weight and output: expected 4", function, x.rank,
-                w.rank, y.rank);
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: ranks %d, %d and %d of input, weight and output: expected 4", function,
+                x.rank, w.rank, y.rank);
   }
   *g = ConvGeometry{};
   g->n = x.shape[0];
@@ -56,8 +60,9 @@ npu_status_t make_geometry(const char* function, const View& x, const View& w, c
                 function, g->c, g->o, w.shape[1], g->groups);
   }
   if (y.shape[0] != g->n || y.shape[1] != g->o) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: the output is [%" PRId64 ", %" PRId64 ", ...], expected [%" PRId64 ", %" PRId64 ", ...]",
-                function, y.shape[0], y.shape[1], g->n, g->o);
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "%s: the output is [%" PRId64 ", %" PRId64 ", ...], expected [%" PRId64 ", %" PRId64 ", ...]", function,
+                y.shape[0], y.shape[1], g->n, g->o);
   }
   for (int i = 0; i < 2; i++) {
     g->in[i] = x.shape[2 + i];
@@ -67,14 +72,14 @@ npu_status_t make_geometry(const char* function, const View& x, const View& w, c
     g->padding[i] = window->padding[i];
     g->dilation[i] = window->dilation[i];
     if (w.shape[2 + i] != g->kernel[i]) {
-      return fail(NPU_STATUS_INVALID_VALUE, "%s: the weight's size %d is %" PRId64 ", the window's %" PRId64, function, 2 + i,
-                  w.shape[2 + i], g->kernel[i]);
+      return fail(NPU_STATUS_INVALID_VALUE, "%s: the weight's size %d is %" PRId64 ", the window's %" PRId64, function,
+                  2 + i, w.shape[2 + i], g->kernel[i]);
     }
     int64_t span = g->in[i] + 2 * g->padding[i] - g->dilation[i] * (g->kernel[i] - 1) - 1;
     int64_t expected = span < 0 ? 0 : span / g->stride[i] + 1;
     if (g->out[i] != expected || !expected) {
-      return fail(NPU_STATUS_INVALID_VALUE, "%s: the output's size %d is %" PRId64 ", the window gives %" PRId64, function, 2 + i,
-                  g->out[i], expected);
+      return fail(NPU_STATUS_INVALID_VALUE, "%s: the output's size %d is %" PRId64 ", the window gives %" PRId64,
+                  function, 2 + i, g->out[i], expected);
     }
   }
   return NPU_STATUS_SUCCESS;
@@ -89,7 +94,8 @@ uint64_t cost(const ConvGeometry& g, const View& x, const View& w, const View& y
 
 npu_status_t same_dtype(const char* function, const View& a, const View& b, const View& c) {
   if (a.dtype == b.dtype && b.dtype == c.dtype) return NPU_STATUS_SUCCESS;
-  return fail(NPU_STATUS_INVALID_VALUE, "%s: dtypes %d, %d and %d: expected one dtype", function, a.dtype, b.dtype, c.dtype);
+  return fail(NPU_STATUS_INVALID_VALUE, "%s: dtypes %d, %d and %d: expected one dtype", function, a.dtype, b.dtype,
+              c.dtype);
 }
 
 // The gradient of no images at all.
@@ -116,21 +122,24 @@ using namespace npu;
 
 extern "C" {
 
-NPU_API npu_status_t npu_v3_conv2d(npu_stream_t stream, const npu_tensor_t* x, const npu_tensor_t* w, const npu_tensor_t* bias,
-                                   const npu_window_t* window, const npu_tensor_t* y) {
+NPU_API npu_status_t npu_v3_conv2d(npu_stream_t stream, const npu_tensor_t* x, const npu_tensor_t* w,
+                                   const npu_tensor_t* bias, const npu_window_t* window, const npu_tensor_t* y) {
   const char* function = "npu_v3_conv2d";
   constexpr uint32_t inputs = kFloats | (1u << NPU_INT8);
   Conv2dCommand command{};
   npu_status_t status = resolve(stream, x, inputs, Engine::compute, false, function, "x", &command.x);
   if (!status) status = resolve(stream, w, inputs, Engine::compute, false, function, "w", &command.w);
-  if (!status) status = resolve(stream, bias, kFloats | mask(NPU_INT32), Engine::compute, true, function, "bias", &command.bias);
-  if (!status) status = resolve(stream, y, kFloats | mask(NPU_INT32), Engine::compute, false, function, "y", &command.y);
+  if (!status)
+    status = resolve(stream, bias, kFloats | mask(NPU_INT32), Engine::compute, true, function, "bias", &command.bias);
+  if (!status)
+    status = resolve(stream, y, kFloats | mask(NPU_INT32), Engine::compute, false, function, "y", &command.y);
   if (!status) status = make_geometry(function, command.x, command.w, command.y, window, &command.g);
   if (status) return status;
   bool integer = command.x.dtype == NPU_INT8;
   int32_t result = integer ? NPU_INT32 : command.x.dtype;
   if (command.w.dtype != command.x.dtype || command.y.dtype != result) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: dtypes %d, %d and %d of x, w and y: expected one floating dtype, or INT8, INT8 and INT32",
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "%s: dtypes %d, %d and %d of x, w and y: expected one floating dtype, or INT8, INT8 and INT32",
                 function, command.x.dtype, command.w.dtype, command.y.dtype);
   }
   if (command.bias) {

@@ -55,7 +55,8 @@ struct Phase {
   int64_t tap[kMaxTaps], output[kMaxTaps];  // position i receives output[t] + i through tap[t]
 };
 
-Phase make_phase(int64_t r, int64_t in, int64_t kernel, int64_t out, int64_t stride, int64_t padding, int64_t dilation) {
+Phase make_phase(int64_t r, int64_t in, int64_t kernel, int64_t out, int64_t stride, int64_t padding,
+                 int64_t dilation) {
   Phase phase;
   phase.first = ((r - padding) % stride + stride) % stride;
   phase.count = in > phase.first ? (in - phase.first + stride - 1) / stride : 0;
@@ -93,7 +94,8 @@ bool dense_plane(const View& v) { return v.stride[3] == 1 && (v.stride[2] == v.s
 
 int64_t images_at_once(int64_t n, int64_t floats_per_image, int64_t positions) {
   constexpr int64_t floats = 4 << 20, columns = 1 << 18;
-  return std::clamp<int64_t>(std::min(floats / std::max<int64_t>(floats_per_image, 1), columns / std::max<int64_t>(positions, 1)), 1, n);
+  return std::clamp<int64_t>(
+      std::min(floats / std::max<int64_t>(floats_per_image, 1), columns / std::max<int64_t>(positions, 1)), 1, n);
 }
 
 int64_t* fill_table(int64_t* table, Axis a, Axis y, Axis x, int64_t first) {
@@ -175,7 +177,9 @@ void Conv2dCommand::operator()() {
     load_image(x, n0, count, win.frame, image);
     for (int64_t group = 0; group < g.groups; group++) {
       int64_t o0 = group * g.filters(), y0 = n0 * y.stride[0] + o0 * y.stride[1];
-      Operand a{element(w, corner + o0 * w.stride[0]), w.dtype, {nullptr, w.stride[0]},
+      Operand a{element(w, corner + o0 * w.stride[0]),
+                w.dtype,
+                {nullptr, w.stride[0]},
                 dense_weight ? Offsets{nullptr, 1} : Offsets{weight, 0}};
       Operand b{image + group * g.channels() * plane, NPU_FLOAT32, {base, 0, true}, {tap, 0, true}};
       if (x.dtype != NPU_INT8) {
@@ -263,7 +267,9 @@ void ConvGradInputCommand::operator()() {
         Operand a{element(w, o0 * w.stride[0]), w.dtype, {nullptr, w.stride[1]}, {weight, 0}};
         Operand b{image + o0 * plane, NPU_FLOAT32, {base, 0, true}, {reach, 0}};
         gemm(g.channels(), count * py.count * px.count, terms, a, b,
-             [&](int64_t row, int64_t first, int64_t some, const float* values) { sink.store(x0, row, first, some, values); });
+             [&](int64_t row, int64_t first, int64_t some, const float* values) {
+               sink.store(x0, row, first, some, values);
+             });
       }
     }
   }
@@ -293,7 +299,8 @@ void ConvGradWeightCommand::operator()() {
     const float zeros[kMaxTaps] = {};
     for (int64_t i = 0; i < g.o * g.channels() * g.kernel[0]; i++) {
       int64_t ky = i % g.kernel[0], oc = i / g.kernel[0];
-      int64_t first = oc / g.channels() * grad_w.stride[0] + oc % g.channels() * grad_w.stride[1] + ky * grad_w.stride[2];
+      int64_t first =
+          oc / g.channels() * grad_w.stride[0] + oc % g.channels() * grad_w.stride[1] + ky * grad_w.stride[2];
       store_floats(zeros, g.kernel[1], grad_w.data, grad_w.dtype, first, Offsets{nullptr, grad_w.stride[3]});
     }
   }

@@ -1,7 +1,8 @@
 // convert.cpp: between float32 and the 16-bit formats, in bulk, rounding to nearest even.
 //
 // Contract: infinities stay, overflow becomes infinity, subnormals are exact, NaNs stay NaN (made quiet, the upper bits
-// of their payload kept), the sign of zero stays. Every path gives the same bits; the CPU decides at run time which runs.
+// of their payload kept), the sign of zero stays. Every path gives the same bits; the CPU decides at run time which
+// runs.
 #include <cstring>
 
 #include "sim.h"

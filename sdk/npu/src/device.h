@@ -35,8 +35,8 @@ enum class FaultKind { kernel, async, hang, lost, oom };
 struct Fault {
   FaultKind kind;
   std::string name;
-  int64_t call;       // strikes at this call, counted from 1
-  int32_t device;     // -1: any
+  int64_t call;    // strikes at this call, counted from 1
+  int32_t device;  // -1: any
   std::atomic<int64_t> seen{0};
 };
 

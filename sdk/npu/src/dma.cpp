@@ -32,12 +32,29 @@ inline uint8_t widen(Bool b) { return b.byte != 0; }
 inline int64_t to_int64(double d) { return d >= -0x1p63 && d < 0x1p63 ? int64_t(d) : INT64_MIN; }
 inline int32_t to_int32(double d) { return d > -0x1p31 - 1 && d < 0x1p31 ? int32_t(d) : INT32_MIN; }
 
+// A float32 that the 16-bit types round as they would round `x`. From a double that float32 lacks, it is the neighbour
+// whose last bit is odd: never the middle between two shorter numbers, where a second rounding would go astray. Integers
+// go by way of float32, as in C.
+inline float unrounded(double x) {
+  float f = float(x);
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  if (double(f) == x || u & 1 || x != x) return f;
+  u += std::fabs(double(f)) < std::fabs(x) ? 1 : -1;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+template <class T>
+inline float unrounded(T x) {
+  return float(x);
+}
+
 template <class To, class Wide>
 inline To narrow(Wide x) {
   if constexpr (std::is_same_v<To, Half>) {
-    return {float_to_half1(float(x))};
+    return {float_to_half1(unrounded(x))};
   } else if constexpr (std::is_same_v<To, Brain>) {
-    return {float_to_bf161(float(x))};
+    return {float_to_bf161(unrounded(x))};
   } else if constexpr (std::is_same_v<To, Bool>) {
     return {uint8_t(x != 0)};
   } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<Wide>) {
@@ -86,35 +103,59 @@ void copy_row(char* dst, int64_t dst_stride, const char* src, int64_t src_stride
 template <class To>
 RowFn row_from(int32_t src) {
   switch (src) {
-    case NPU_FLOAT16: return convert_row<To, Half>;
-    case NPU_BFLOAT16: return convert_row<To, Brain>;
-    case NPU_FLOAT32: return convert_row<To, float>;
-    case NPU_INT8: return convert_row<To, int8_t>;
-    case NPU_INT32: return convert_row<To, int32_t>;
-    case NPU_INT64: return convert_row<To, int64_t>;
-    case NPU_BOOL: return convert_row<To, Bool>;
-    default: return convert_row<To, uint8_t>;
+    case NPU_FLOAT16:
+      return convert_row<To, Half>;
+    case NPU_BFLOAT16:
+      return convert_row<To, Brain>;
+    case NPU_FLOAT32:
+      return convert_row<To, float>;
+    case NPU_INT8:
+      return convert_row<To, int8_t>;
+    case NPU_INT32:
+      return convert_row<To, int32_t>;
+    case NPU_INT64:
+      return convert_row<To, int64_t>;
+    case NPU_BOOL:
+      return convert_row<To, Bool>;
+    case NPU_FLOAT64:
+      return convert_row<To, double>;
+    default:
+      return convert_row<To, uint8_t>;
   }
 }
 
 RowFn row_function(int32_t dst, int32_t src) {
   if (dst == src) {
     switch (dtype_size(dst)) {
-      case 1: return copy_row<uint8_t>;
-      case 2: return copy_row<uint16_t>;
-      case 4: return copy_row<uint32_t>;
-      default: return copy_row<uint64_t>;
+      case 1:
+        return copy_row<uint8_t>;
+      case 2:
+        return copy_row<uint16_t>;
+      case 4:
+        return copy_row<uint32_t>;
+      default:
+        return copy_row<uint64_t>;
     }
   }
   switch (dst) {
-    case NPU_FLOAT16: return row_from<Half>(src);
-    case NPU_BFLOAT16: return row_from<Brain>(src);
-    case NPU_FLOAT32: return row_from<float>(src);
-    case NPU_INT8: return row_from<int8_t>(src);
-    case NPU_INT32: return row_from<int32_t>(src);
-    case NPU_INT64: return row_from<int64_t>(src);
-    case NPU_BOOL: return row_from<Bool>(src);
-    default: return row_from<uint8_t>(src);
+    case NPU_FLOAT16:
+      return row_from<Half>(src);
+    case NPU_BFLOAT16:
+      return row_from<Brain>(src);
+    case NPU_FLOAT32:
+      return row_from<float>(src);
+    case NPU_INT8:
+      return row_from<int8_t>(src);
+    case NPU_INT32:
+      return row_from<int32_t>(src);
+    case NPU_INT64:
+      return row_from<int64_t>(src);
+    case NPU_BOOL:
+      return row_from<Bool>(src);
+    case NPU_FLOAT64:
+      return row_from<double>(src);
+    default:
+      return row_from<uint8_t>(src);
   }
 }
 
@@ -197,7 +238,8 @@ struct CopyCommand {
     for (int i = 0; i < inner; i++) rows *= nest.shape[i];
     if (rows == 1) {
       return parallel_for(n, kParallel, [&](int64_t begin, int64_t end, int) {
-        row(dst + begin * nest.dst[0] * dst_size, nest.dst[0], src + begin * nest.src[0] * src_size, nest.src[0], end - begin);
+        row(dst + begin * nest.dst[0] * dst_size, nest.dst[0], src + begin * nest.src[0] * src_size, nest.src[0],
+            end - begin);
       });
     }
     parallel_for(rows, kParallel / n + 1, [&](int64_t begin, int64_t end, int) {
@@ -271,27 +313,23 @@ struct FillCommand {
 
   void operator()() {
     switch (size) {
-      case 1: return rows<uint8_t>();
-      case 2: return rows<uint16_t>();
-      case 4: return rows<uint32_t>();
-      default: return rows<uint64_t>();
+      case 1:
+        return rows<uint8_t>();
+      case 2:
+        return rows<uint16_t>();
+      case 4:
+        return rows<uint32_t>();
+      default:
+        return rows<uint64_t>();
     }
   }
 };
 
 uint64_t scalar_pattern(npu_scalar_t value, int32_t dtype) {
   uint64_t pattern = 0;
-  int32_t from = value.is_integer ? NPU_INT64 : NPU_FLOAT32;
-  if (value.is_integer) {
-    row_function(dtype, from)(reinterpret_cast<char*>(&pattern), 1, reinterpret_cast<const char*>(&value.i), 1, 1);
-  } else if (mask(dtype) & kInts) {  // a double holds more integers than a float
-    int64_t i = to_int64(value.d);
-    row_function(dtype, NPU_INT64)(reinterpret_cast<char*>(&pattern), 1, reinterpret_cast<const char*>(&i), 1, 1);
-  } else {
-    bool tiny = dtype == NPU_BOOL && value.d != 0;  // not to vanish in the conversion to float
-    float f = tiny ? 1.0f : float(value.d);
-    row_function(dtype, from)(reinterpret_cast<char*>(&pattern), 1, reinterpret_cast<const char*>(&f), 1, 1);
-  }
+  const void* from = value.is_integer ? static_cast<const void*>(&value.i) : &value.d;
+  row_function(dtype, value.is_integer ? NPU_INT64 : NPU_FLOAT64)(reinterpret_cast<char*>(&pattern), 1,
+                                                                  static_cast<const char*>(from), 1, 1);
   return pattern;
 }
 
@@ -318,13 +356,22 @@ struct IotaCommand {
 
   void operator()() {
     switch (dst.dtype) {
-      case NPU_FLOAT16: return fill<Half>();
-      case NPU_BFLOAT16: return fill<Brain>();
-      case NPU_FLOAT32: return fill<float>();
-      case NPU_INT8: return fill<int8_t>();
-      case NPU_INT32: return fill<int32_t>();
-      case NPU_INT64: return fill<int64_t>();
-      default: return fill<uint8_t>();
+      case NPU_FLOAT16:
+        return fill<Half>();
+      case NPU_BFLOAT16:
+        return fill<Brain>();
+      case NPU_FLOAT32:
+        return fill<float>();
+      case NPU_INT8:
+        return fill<int8_t>();
+      case NPU_INT32:
+        return fill<int32_t>();
+      case NPU_INT64:
+        return fill<int64_t>();
+      case NPU_FLOAT64:
+        return fill<double>();
+      default:
+        return fill<uint8_t>();
     }
   }
 };
@@ -342,7 +389,8 @@ NPU_API npu_status_t npu_v3_copy_nd(npu_stream_t stream, const npu_tensor_t* dst
   if (!status) status = resolve(stream, src, kAnyDma, Engine::dma, false, "npu_v3_copy_nd", "src", &s);
   if (status) return status;
   if (d.rank != s.rank || !std::equal(d.shape, d.shape + d.rank, s.shape)) {
-    return fail(NPU_STATUS_INVALID_VALUE, "npu_v3_copy_nd: dst and src differ in shape: expected the same rank and sizes");
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "npu_v3_copy_nd: dst and src differ in shape: expected the same rank and sizes");
   }
   int64_t n = d.numel();
   if (!n) return check_stream(stream, "npu_v3_copy_nd");
@@ -378,7 +426,8 @@ NPU_API npu_status_t npu_v3_fill_nd(npu_stream_t stream, const npu_tensor_t* dst
 
 NPU_API npu_status_t npu_v3_iota(npu_stream_t stream, const npu_tensor_t* dst, npu_scalar_t start, npu_scalar_t step) {
   IotaCommand command{};
-  npu_status_t status = resolve(stream, dst, kAnyDma & ~mask(NPU_BOOL), Engine::dma, false, "npu_v3_iota", "dst", &command.dst);
+  npu_status_t status =
+      resolve(stream, dst, kAnyDma & ~mask(NPU_BOOL), Engine::dma, false, "npu_v3_iota", "dst", &command.dst);
   if (status) return status;
   if (command.dst.rank != 1) {
     return fail(NPU_STATUS_INVALID_VALUE, "npu_v3_iota: dst: rank %d: expected 1 dimension", command.dst.rank);

@@ -15,21 +15,21 @@ constexpr double kHostLink = 16;       // bytes a cycle between host and device,
 constexpr uint64_t kHostStart = 1000;  // cycles to set up a transfer over it
 constexpr int64_t kSlice = 1 << 18;    // bytes that are worth a second thread
 
-npu_status_t device_range(npu_device* device, const void* address, uint64_t bytes, const char* function, const char* what,
-                          char** backing) {
+npu_status_t device_range(npu_device* device, const void* address, uint64_t bytes, const char* function,
+                          const char* what, char** backing) {
   if (!device->memory.contains(address)) {
     npu_device* other = owner_of(address);
     if (other) {
-      return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p belongs to device %d, expected memory of device %d", function,
-                  what, address, other->index, device->index);
+      return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p belongs to device %d, expected memory of device %d",
+                  function, what, address, other->index, device->index);
     }
-    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is host memory, expected memory of device %d", function, what,
-                address, device->index);
+    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is host memory, expected memory of device %d", function,
+                what, address, device->index);
   }
   uint64_t extent = device->memory.extent(address);
   if (bytes > extent) {
-    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: %" PRIu64 " bytes from %p on: %s %" PRIu64 " bytes", function, what, bytes,
-                address, extent ? "the allocation ends after" : "not allocated, there are", extent);
+    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: %" PRIu64 " bytes from %p on: %s %" PRIu64 " bytes", function,
+                what, bytes, address, extent ? "the allocation ends after" : "not allocated, there are", extent);
   }
   *backing = device->memory.backing(address);
   return NPU_STATUS_SUCCESS;
@@ -38,18 +38,18 @@ npu_status_t device_range(npu_device* device, const void* address, uint64_t byte
 npu_status_t host_range(const void* address, const char* function, const char* what, char** backing) {
   if (!address) return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: NULL: expected host memory", function, what);
   if (npu_device* device = owner_of(address)) {
-    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is memory of device %d, expected host memory", function, what,
-                address, device->index);
+    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is memory of device %d, expected host memory", function,
+                what, address, device->index);
   }
   *backing = static_cast<char*>(const_cast<void*>(address));
   return NPU_STATUS_SUCCESS;
 }
 
-npu_status_t submit_copy(npu_stream* stream, const char* function, char* dst, const char* src, uint64_t bytes, uint64_t cost) {
+npu_status_t submit_copy(npu_stream* stream, const char* function, char* dst, const char* src, uint64_t bytes,
+                         uint64_t cost) {
   return submit(stream, function, cost, [=] {
-    parallel_for(int64_t(bytes), kSlice, [&](int64_t begin, int64_t end, int) {
-      std::memmove(dst + begin, src + begin, size_t(end - begin));
-    });
+    parallel_for(int64_t(bytes), kSlice,
+                 [&](int64_t begin, int64_t end, int) { std::memmove(dst + begin, src + begin, size_t(end - begin)); });
   });
 }
 
@@ -81,8 +81,8 @@ npu_status_t check_dense(int64_t size, const int64_t* strides, const int64_t* sh
                 config().chip.max_rank, size);
   }
   if (span != size) {
-    return fail(NPU_STATUS_NOT_SUPPORTED, "npu_v3_add: strides: the operands span %" PRId64 " elements, expected a dense %" PRId64,
-                span, size);
+    return fail(NPU_STATUS_NOT_SUPPORTED,
+                "npu_v3_add: strides: the operands span %" PRId64 " elements, expected a dense %" PRId64, span, size);
   }
   return NPU_STATUS_SUCCESS;
 }
@@ -99,7 +99,8 @@ NPU_API npu_status_t npu_memcpy_async(npu_stream_t stream, void* dst, const void
   npu_status_t status = check_stream(stream, function);
   if (status) return status;
   if (kind != NPU_COPY_TO_DEVICE && kind != NPU_COPY_TO_HOST && kind != NPU_COPY_ON_DEVICE) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: kind: %d: expected NPU_COPY_TO_DEVICE, _TO_HOST or _ON_DEVICE", function, kind);
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: kind: %d: expected NPU_COPY_TO_DEVICE, _TO_HOST or _ON_DEVICE", function,
+                kind);
   }
   if (!bytes) return NPU_STATUS_SUCCESS;
   char *to = nullptr, *from = nullptr;
@@ -141,9 +142,8 @@ NPU_API npu_status_t npu_memset_async(npu_stream_t stream, void* dst, int32_t va
   work.unit = Work::dma;
   work.bytes = double(bytes);
   return submit(stream, function, cycles(stream, work), [=] {
-    parallel_for(int64_t(bytes), kSlice, [&](int64_t begin, int64_t end, int) {
-      std::memset(to + begin, value, size_t(end - begin));
-    });
+    parallel_for(int64_t(bytes), kSlice,
+                 [&](int64_t begin, int64_t end, int) { std::memset(to + begin, value, size_t(end - begin)); });
   });
 }
 
@@ -174,8 +174,9 @@ NPU_API npu_status_t npu_v3_add(const void* a, const void* b, void* out, int64_t
   for (int i = 0; i < 3; i++) {
     uint64_t alignment = config().alignment;
     if (uint64_t(address[i]) % alignment) {
-      return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is misaligned: SDK %s wants a multiple of %" PRIu64 " bytes",
-                  function, what[i], address[i], config().sdk_version, alignment);
+      return fail(NPU_STATUS_INVALID_ADDRESS,
+                  "%s: %s: address %p is misaligned: SDK %s wants a multiple of %" PRIu64 " bytes", function, what[i],
+                  address[i], config().sdk_version, alignment);
     }
     bool host = address[i] && !owner_of(address[i]);
     status = host ? host_range(address[i], function, what[i], &data[i])

@@ -49,8 +49,10 @@ struct MatmulCommand {
     Operand x{a.data + a.batch * i * int64_t(size), a.dtype, {nullptr, a.row}, {nullptr, a.column}};
     Operand y{b.data + b.batch * i * int64_t(size), b.dtype, {nullptr, b.column}, {nullptr, b.row}};
     if (a.dtype == NPU_INT8) return exact(x, y, reinterpret_cast<int32_t*>(out.data) + out.batch * i, thread);
-    gemm(m, n, k, x, y,
-         [&](int64_t row, int64_t column, int64_t count, const float* sums) { finish(i, row, column, count, sums); }, thread);
+    gemm(
+        m, n, k, x, y,
+        [&](int64_t row, int64_t column, int64_t count, const float* sums) { finish(i, row, column, count, sums); },
+        thread);
   }
 
   void finish(int64_t i, int64_t row, int64_t column, int64_t count, const float* sums) const {
@@ -71,15 +73,16 @@ struct MatmulCommand {
   // Sums of up to kExactInt8Terms products are exact in float32; the sums of those are added as integers.
   void exact(Operand x, Operand y, int32_t* to, int thread) const {
     for (int64_t k0 = 0; k0 == 0 || k0 < k; k0 += kExactInt8Terms) {
-      gemm(m, n, std::min(kExactInt8Terms, k - k0), x, y,
-           [&](int64_t row, int64_t column, int64_t count, const float* sums) {
-             int32_t* p = to + row * out.row + column * out.column;
-             for (int64_t j = 0; j < count; j++) {
-               int32_t& total = p[j * out.column];
-               total = int32_t(uint32_t(k0 ? total : 0) + uint32_t(int32_t(sums[j])));
-             }
-           },
-           thread);
+      gemm(
+          m, n, std::min(kExactInt8Terms, k - k0), x, y,
+          [&](int64_t row, int64_t column, int64_t count, const float* sums) {
+            int32_t* p = to + row * out.row + column * out.column;
+            for (int64_t j = 0; j < count; j++) {
+              int32_t& total = p[j * out.column];
+              total = int32_t(uint32_t(k0 ? total : 0) + uint32_t(int32_t(sums[j])));
+            }
+          },
+          thread);
       x.data = static_cast<const int8_t*>(x.data) + kExactInt8Terms * a.column;
       y.data = static_cast<const int8_t*>(y.data) + kExactInt8Terms * b.row;
     }
@@ -87,7 +90,8 @@ struct MatmulCommand {
 
   // A batch that shares b, and whose rows follow one another, is one taller product.
   void fold_batch() {
-    if (batch > 1 && b.batch == 0 && a.batch == m * a.row && out.batch == m * out.row && (!c.data || c.batch == m * c.row)) {
+    if (batch > 1 && b.batch == 0 && a.batch == m * a.row && out.batch == m * out.row &&
+        (!c.data || c.batch == m * c.row)) {
       m *= batch;
       batch = 1;
     }
@@ -106,8 +110,8 @@ struct MatmulCommand {
   }
 };
 
-npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, const npu_tensor_t* a, const npu_tensor_t* b,
-                    const npu_tensor_t* c, double alpha, double beta, const npu_tensor_t* out) {
+npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, const npu_tensor_t* a,
+                    const npu_tensor_t* b, const npu_tensor_t* c, double alpha, double beta, const npu_tensor_t* out) {
   constexpr uint32_t inputs = kFloats | (1u << NPU_INT8);
   View va, vb, vc, vo;
   npu_status_t status = resolve(stream, a, inputs, Engine::compute, false, function, "a", &va);
@@ -117,29 +121,39 @@ npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, 
   if (status) return status;
   int r = vo.rank;
   if (r < 2 || r > 3 || va.rank != r || vb.rank != r || (vc && vc.rank != r)) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: ranks %d, %d and %d of a, b and out: expected all 2 or all 3", function, va.rank,
-                vb.rank, r);
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: ranks %d, %d and %d of a, b and out: expected all 2 or all 3", function,
+                va.rank, vb.rank, r);
   }
   bool integer = va.dtype == NPU_INT8;
   if (vb.dtype != va.dtype || vo.dtype != (integer ? NPU_INT32 : va.dtype) || (vc && vc.dtype != va.dtype)) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: dtypes %d, %d and %d of a, b and out: expected one floating dtype, or INT8, INT8 and INT32",
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "%s: dtypes %d, %d and %d of a, b and out: expected one floating dtype, or INT8, INT8 and INT32",
                 function, va.dtype, vb.dtype, vo.dtype);
   }
   if (integer && (vc || alpha != 1)) {
     return fail(NPU_STATUS_NOT_SUPPORTED, "%s: INT8 takes neither c nor an alpha but 1", function);
   }
-  MatmulCommand command{matrix(va), matrix(vb), vc ? matrix(vc) : Matrix{}, matrix(vo), r == 3 ? vo.shape[0] : 1,
-                        vo.shape[r - 2], vo.shape[r - 1], va.shape[r - 1], float(alpha), vc ? float(beta) : 0.0f};
+  MatmulCommand command{matrix(va),
+                        matrix(vb),
+                        vc ? matrix(vc) : Matrix{},
+                        matrix(vo),
+                        r == 3 ? vo.shape[0] : 1,
+                        vo.shape[r - 2],
+                        vo.shape[r - 1],
+                        va.shape[r - 1],
+                        float(alpha),
+                        vc ? float(beta) : 0.0f};
   bool same_batch = r == 2 || (va.shape[0] == vo.shape[0] && vb.shape[0] == vo.shape[0]);
   if (va.shape[r - 2] != command.m || vb.shape[r - 1] != command.n || vb.shape[r - 2] != command.k || !same_batch) {
     return fail(NPU_STATUS_INVALID_VALUE,
-                "%s: a [%" PRId64 ", %" PRId64 "] @ b [%" PRId64 ", %" PRId64 "] does not give out [%" PRId64 ", %" PRId64
-                "]%s",
+                "%s: a [%" PRId64 ", %" PRId64 "] @ b [%" PRId64 ", %" PRId64 "] does not give out [%" PRId64
+                ", %" PRId64 "]%s",
                 function, va.shape[r - 2], va.shape[r - 1], vb.shape[r - 2], vb.shape[r - 1], command.m, command.n,
                 same_batch ? "" : ": the batches differ");
   }
   if (vc && !std::equal(vc.shape, vc.shape + r, vo.shape)) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: c has another shape than out: express broadcasting by stride 0", function);
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: c has another shape than out: express broadcasting by stride 0",
+                function);
   }
   if (!vo.numel()) return check_stream(stream, function);
   uint64_t cost = matmul_cycles(path, command.batch, command.m, command.n, command.k, va.dtype, vo.dtype, bool(vc));
@@ -155,8 +169,8 @@ using namespace npu;
 
 extern "C" {
 
-NPU_API npu_status_t npu_v3_matmul(npu_stream_t stream, const npu_tensor_t* a, const npu_tensor_t* b, const npu_tensor_t* c,
-                                   double alpha, double beta, const npu_tensor_t* out) {
+NPU_API npu_status_t npu_v3_matmul(npu_stream_t stream, const npu_tensor_t* a, const npu_tensor_t* b,
+                                   const npu_tensor_t* c, double alpha, double beta, const npu_tensor_t* out) {
   return matmul(stream, "npu_v3_matmul", MatmulPath::generic, a, b, c, alpha, beta, out);
 }
 
@@ -166,7 +180,8 @@ NPU_API npu_status_t npu_v3_matmul_tiled(npu_stream_t stream, const npu_tensor_t
 }
 
 NPU_API npu_status_t npu_v3_matmul_pipelined(npu_stream_t stream, const npu_tensor_t* a, const npu_tensor_t* b,
-                                             const npu_tensor_t* c, double alpha, double beta, const npu_tensor_t* out) {
+                                             const npu_tensor_t* c, double alpha, double beta,
+                                             const npu_tensor_t* out) {
   return matmul(stream, "npu_v3_matmul_pipelined", MatmulPath::pipelined, a, b, c, alpha, beta, out);
 }
 

@@ -52,8 +52,8 @@ TileGrid choose_tiles(int64_t m, int64_t n, const GemmKernel& kernel) {
   return t;
 }
 
-void multiply_tile(const Packed& a, const Packed& b, const GemmKernel& kernel, int64_t row, int64_t column, int64_t rows,
-                   int64_t columns, float* sums, int64_t ld, bool add) {
+void multiply_tile(const Packed& a, const Packed& b, const GemmKernel& kernel, int64_t row, int64_t column,
+                   int64_t rows, int64_t columns, float* sums, int64_t ld, bool add) {
   for (int64_t block = 0; block < b.blocks(); block++) {
     int64_t terms = std::min(kBlock, b.kc - block * kBlock);
     for (int64_t j = 0; j < columns; j += kernel.nr) {
@@ -72,8 +72,10 @@ void gemm(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, S
   if (!m || !n) return;
   const GemmKernel& kernel = gemm_kernel();
   int64_t chunk_k = std::min(std::max<int64_t>(k, 1), kChunkTerms);
-  int64_t chunk_m = std::min(round_up(m, kernel.mr), std::max<int64_t>(kChunkFloats / chunk_k / kernel.mr, 8) * kernel.mr);
-  int64_t chunk_n = std::min(round_up(n, kernel.nr), std::max<int64_t>(kChunkFloats / chunk_k / kernel.nr, 8) * kernel.nr);
+  int64_t chunk_m =
+      std::min(round_up(m, kernel.mr), std::max<int64_t>(kChunkFloats / chunk_k / kernel.mr, 8) * kernel.mr);
+  int64_t chunk_n =
+      std::min(round_up(n, kernel.nr), std::max<int64_t>(kChunkFloats / chunk_k / kernel.nr, 8) * kernel.nr);
   bool one_pass = k <= chunk_k;
   bool small = m * n * std::max<int64_t>(k, 1) <= kSmall;
   auto* packed_a = static_cast<float*>(scratch(thread, kPackedA, size_t(chunk_m * chunk_k) * 4));

@@ -11,8 +11,8 @@
 
 namespace npu {
 
-// offset(i) = table ? table[i] : i * step, in elements. `rising` vouches that each entry of the table is larger than the
-// one before, so that two entries tell whether those between them are dense.
+// offset(i) = table ? table[i] : i * step, in elements. `rising` vouches that each entry of the table is larger than
+// the one before, so that two entries tell whether those between them are dense.
 struct Offsets {
   const int64_t* table = nullptr;
   int64_t step = 0;
@@ -30,7 +30,8 @@ struct Operand {
 // values[0..count) are the sums of row `row`, columns from `column` on.
 using SinkFn = void (*)(void* context, int64_t row, int64_t column, int64_t count, const float* values);
 
-void gemm(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, SinkFn sink, void* context, int thread = 0);
+void gemm(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, SinkFn sink, void* context,
+          int thread = 0);
 
 template <class F>
 void gemm(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, const F& f, int thread = 0) {
@@ -52,7 +53,8 @@ void store_floats(const float* values, int64_t n, void* data, int32_t dtype, int
 
 // panel[k * width + i] = element (first + i, k0 + k) for i < count, k < kc <= kPackTerms; zero for i >= count.
 constexpr int64_t kPackTerms = 256;
-void pack_panel(const Operand& operand, int64_t first, int64_t count, int64_t width, int64_t k0, int64_t kc, float* panel);
+void pack_panel(const Operand& operand, int64_t first, int64_t count, int64_t width, int64_t k0, int64_t kc,
+                float* panel);
 
 // The register kernel: c[0..rows)[0..nr) (+)= sum over kc of a[k][i] * b[k][j], a packed mr wide, b packed nr wide.
 struct GemmKernel {

@@ -18,14 +18,17 @@ constexpr int kRows = 8;  // rows transposed together
 
 void convert(const void* data, int32_t dtype, int64_t first, int64_t n, float* out) {
   switch (dtype) {
-    case NPU_FLOAT16: return half_to_float(static_cast<const uint16_t*>(data) + first, out, n);
-    case NPU_BFLOAT16: return bf16_to_float(static_cast<const uint16_t*>(data) + first, out, n);
+    case NPU_FLOAT16:
+      return half_to_float(static_cast<const uint16_t*>(data) + first, out, n);
+    case NPU_BFLOAT16:
+      return bf16_to_float(static_cast<const uint16_t*>(data) + first, out, n);
     case NPU_INT8: {
       auto* p = static_cast<const int8_t*>(data) + first;
       for (int64_t i = 0; i < n; i++) out[i] = float(p[i]);
       return;
     }
-    default: std::memcpy(out, static_cast<const float*>(data) + first, size_t(n) * 4);
+    default:
+      std::memcpy(out, static_cast<const float*>(data) + first, size_t(n) * 4);
   }
 }
 
@@ -86,7 +89,8 @@ void transpose_portable(const float* const row[kRows], int64_t first, int64_t n,
 }
 
 #ifdef NPU_X86_64
-__attribute__((target("avx2"))) void transpose_avx2(const float* const row[kRows], int64_t n, float* panel, int64_t width) {
+__attribute__((target("avx2"))) void transpose_avx2(const float* const row[kRows], int64_t n, float* panel,
+                                                    int64_t width) {
   int64_t k = 0;
   for (; k + 8 <= n; k += 8, panel += 8 * width) {
     __m256 r[8], pair[8], quad[8];
@@ -122,8 +126,8 @@ void transpose(const float* const row[kRows], int64_t n, float* panel, int64_t w
 }
 
 // Columns of windows: for each term, what the `count` columns see.
-void pack_columns(const float* data, const int64_t* column, int64_t count, const Offsets& inner, int64_t kc, float* panel,
-                  int64_t width, bool runs) {
+void pack_columns(const float* data, const int64_t* column, int64_t count, const Offsets& inner, int64_t kc,
+                  float* panel, int64_t width, bool runs) {
   for (int64_t k = 0; k < kc; k++) {
     const float* from = data + inner[k];
     float* to = panel + k * width;

@@ -6,8 +6,8 @@ namespace npu {
 
 enum class MatmulPath { generic, tiled, pipelined };
 
-uint64_t matmul_cycles(MatmulPath path, int64_t batch, int64_t m, int64_t n, int64_t k, int32_t dtype, int32_t out_dtype,
-                       bool with_c);
+uint64_t matmul_cycles(MatmulPath path, int64_t batch, int64_t m, int64_t n, int64_t k, int32_t dtype,
+                       int32_t out_dtype, bool with_c);
 // A convolution, or one of its gradients: `flops` of arithmetic on `bytes` of tensors, each moved once.
 uint64_t convolution_cycles(double flops, double bytes, int32_t dtype);
 

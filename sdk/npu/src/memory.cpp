@@ -25,13 +25,14 @@ void* map_pages(uint64_t bytes, int protection) {
 }
 
 const char* dtype_name(int32_t dtype) {
-  static const char* const names[] = {"?", "FLOAT16", "BFLOAT16", "FLOAT32", "INT8", "INT32", "INT64", "BOOL", "UINT8"};
-  return dtype >= 1 && dtype <= 8 ? names[dtype] : "?";
+  static const char* const names[] = {"?", "FLOAT16", "BFLOAT16", "FLOAT32", "INT8", "INT32", "INT64", "BOOL", "UINT8",
+                                      "FLOAT64"};
+  return dtype >= 1 && dtype <= NPU_FLOAT64 ? names[dtype] : "?";
 }
 
 std::string dtype_list(uint32_t dtypes) {
   std::string text;
-  for (int32_t d = 1; d <= 8; d++) {
+  for (int32_t d = 1; d <= NPU_FLOAT64; d++) {
     if (dtypes & mask(d)) text += (text.empty() ? "" : ", ") + std::string(dtype_name(d));
   }
   return text;
@@ -40,8 +41,9 @@ std::string dtype_list(uint32_t dtypes) {
 npu_status_t refuse_address(npu_stream* stream, const void* address, const char* function, const char* what) {
   npu_device* other = owner_of(address);
   if (!other) {
-    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is not memory of device %d: expected an address from npu_malloc",
-                function, what, address, stream->device->index);
+    return fail(NPU_STATUS_INVALID_ADDRESS,
+                "%s: %s: address %p is not memory of device %d: expected an address from npu_malloc", function, what,
+                address, stream->device->index);
   }
   return fail(NPU_STATUS_INVALID_ADDRESS,
               "%s: %s: address %p belongs to device %d, the stream to device %d: copy it with npu_memcpy_peer_async",
@@ -150,7 +152,8 @@ npu_status_t Memory::allocate(uint64_t bytes, int32_t device, void** address) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (size < bytes || !list_.take(size, &offset)) {
     return fail(NPU_STATUS_OUT_OF_MEMORY,
-                "npu_malloc: device %d: %" PRIu64 " bytes wanted; %" PRIu64 " of %" PRIu64 " are free, the largest block has %" PRIu64,
+                "npu_malloc: device %d: %" PRIu64 " bytes wanted; %" PRIu64 " of %" PRIu64
+                " are free, the largest block has %" PRIu64,
                 device, bytes, list_.free_bytes(), bytes_, list_.largest());
   }
   mark(offset, size, true);
@@ -211,8 +214,9 @@ npu_status_t resolve(npu_stream_t stream, const npu_tensor_t* tensor, uint32_t d
   for (int32_t i = 0; i < rank; i++) {
     int64_t size = tensor->shape[i], stride = tensor->stride[i], step = 0;
     if ((size | stride) < 0) {
-      return fail(NPU_STATUS_INVALID_VALUE, "%s: %s: dimension %d has size %" PRId64 " and stride %" PRId64 ": neither may be negative",
-                  function, what, i, size, stride);
+      return fail(NPU_STATUS_INVALID_VALUE,
+                  "%s: %s: dimension %d has size %" PRId64 " and stride %" PRId64 ": neither may be negative", function,
+                  what, i, size, stride);
     }
     out->shape[i] = size;
     out->stride[i] = stride;
@@ -236,8 +240,8 @@ npu_status_t resolve(npu_stream_t stream, const npu_tensor_t* tensor, uint32_t d
                 function, what, address, cfg.sdk_version, cfg.alignment, uint64_t(address) & (cfg.alignment - 1));
   }
   if (engine == Engine::dma && (uint64_t(address) & (item - 1))) {
-    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is not the address of an element of %zu bytes", function,
-                what, address, item);
+    return fail(NPU_STATUS_INVALID_ADDRESS, "%s: %s: address %p is not the address of an element of %zu bytes",
+                function, what, address, item);
   }
   uint64_t available = memory.extent(address);
   if (!available) {
@@ -279,15 +283,16 @@ NPU_API npu_status_t npu_free(npu_device_t device, void* address) {
   if (!address) return NPU_STATUS_SUCCESS;
   if (!device->memory.contains(address)) {
     npu_device* other = owner_of(address);
-    return other ? fail(NPU_STATUS_INVALID_ADDRESS, "npu_free: address %p belongs to device %d, not to device %d", address,
-                        other->index, device->index)
+    return other ? fail(NPU_STATUS_INVALID_ADDRESS, "npu_free: address %p belongs to device %d, not to device %d",
+                        address, other->index, device->index)
                  : fail(NPU_STATUS_INVALID_ADDRESS, "npu_free: address %p is not device memory", address);
   }
   drain(device);  // work in flight may still use the block
   if (!device->memory.release(uint64_t(address) - device->memory.base())) {
-    return fail(NPU_STATUS_INVALID_ADDRESS,
-                "npu_free: address %p of device %d is not the start of a live allocation: freed twice, or an inner address",
-                address, device->index);
+    return fail(
+        NPU_STATUS_INVALID_ADDRESS,
+        "npu_free: address %p of device %d is not the start of a live allocation: freed twice, or an inner address",
+        address, device->index);
   }
   return NPU_STATUS_SUCCESS;
 }
@@ -295,7 +300,8 @@ NPU_API npu_status_t npu_free(npu_device_t device, void* address) {
 NPU_API npu_status_t npu_mem_info(npu_device_t device, uint64_t* free_bytes, uint64_t* total_bytes) {
   npu_status_t status = check_device(device, "npu_mem_info");
   if (status) return status;
-  if (!free_bytes || !total_bytes) return fail(NPU_STATUS_INVALID_VALUE, "npu_mem_info: NULL result: expected two addresses");
+  if (!free_bytes || !total_bytes)
+    return fail(NPU_STATUS_INVALID_VALUE, "npu_mem_info: NULL result: expected two addresses");
   device->memory.info(free_bytes, total_bytes);
   return NPU_STATUS_SUCCESS;
 }

@@ -246,8 +246,10 @@ extern "C" npu_status_t npu_v3_batch_norm(npu_stream_t stream, const npu_tensor_
   NPU_TRY(resolve_channel(stream, bias, vx.dtype, channels, true, false, fn, "bias", &b));
   NPU_TRY(resolve_channel(stream, running_mean, vx.dtype, channels, train, train, fn, "running_mean", &mean_r));
   NPU_TRY(resolve_channel(stream, running_var, vx.dtype, channels, train, train, fn, "running_var", &var_r));
-  NPU_TRY(resolve_channel(stream, save_mean, NPU_FLOAT32, channels, !train, true, fn, "save_mean", &mean_s));
-  NPU_TRY(resolve_channel(stream, save_invstd, NPU_FLOAT32, channels, !train, true, fn, "save_invstd", &invstd_s));
+  if (train) {
+    NPU_TRY(resolve_channel(stream, save_mean, NPU_FLOAT32, channels, false, true, fn, "save_mean", &mean_s));
+    NPU_TRY(resolve_channel(stream, save_invstd, NPU_FLOAT32, channels, false, true, fn, "save_invstd", &invstd_s));
+  }
   if (vx.numel() == 0) return NPU_STATUS_SUCCESS;
   Norm norm;
   const View* views[2] = {&vo, &vx};
@@ -298,8 +300,10 @@ extern "C" npu_status_t npu_v3_batch_norm_grad(npu_stream_t stream, const npu_te
   NPU_TRY(resolve_channel(stream, weight, vx.dtype, channels, true, false, fn, "weight", &w));
   NPU_TRY(resolve_channel(stream, running_mean, vx.dtype, channels, train, false, fn, "running_mean", &mean_r));
   NPU_TRY(resolve_channel(stream, running_var, vx.dtype, channels, train, false, fn, "running_var", &var_r));
-  NPU_TRY(resolve_channel(stream, save_mean, NPU_FLOAT32, channels, !train, false, fn, "save_mean", &mean_s));
-  NPU_TRY(resolve_channel(stream, save_invstd, NPU_FLOAT32, channels, !train, false, fn, "save_invstd", &invstd_s));
+  if (train) {
+    NPU_TRY(resolve_channel(stream, save_mean, NPU_FLOAT32, channels, false, false, fn, "save_mean", &mean_s));
+    NPU_TRY(resolve_channel(stream, save_invstd, NPU_FLOAT32, channels, false, false, fn, "save_invstd", &invstd_s));
+  }
   NPU_TRY(resolve_channel(stream, grad_weight, vx.dtype, channels, true, true, fn, "grad_weight", &grad_w));
   NPU_TRY(resolve_channel(stream, grad_bias, vx.dtype, channels, true, true, fn, "grad_bias", &grad_b));
   if (vx.numel() == 0 || (!vo && !grad_w && !grad_b)) return NPU_STATUS_SUCCESS;

@@ -1,9 +1,9 @@
 // queue.cpp: streams: a ring of commands each, executed in order by one worker thread.
 //
-// Contract: enqueue() copies the closure and returns; it waits only while the ring is full. Workers and waiters spin for
-// some 30 microseconds and then sleep; nobody is woken who does not sleep. `sleeping`/`head` and `wake_at`/`tail` are
-// Dekker pairs: each side stores its own word, then a fence, then reads the other's. The fence of the side that is about
-// to sleep (heavy_fence) also makes all other threads pass one, so that the side in a hurry needs none.
+// Contract: enqueue() copies the closure and returns; it waits only while the ring is full. Workers and waiters spin
+// for some 30 microseconds and then sleep; nobody is woken who does not sleep. `sleeping`/`head` and `wake_at`/`tail`
+// are Dekker pairs: each side stores its own word, then a fence, then reads the other's. The fence of the side that is
+// about to sleep (heavy_fence) also makes all other threads pass one, so that the side in a hurry needs none.
 #include <algorithm>
 #include <cfenv>
 #include <chrono>
@@ -149,10 +149,13 @@ npu_status_t inject(npu_stream* s, const char* function, CommandFn* run, const v
                     NamedFailure* failure) {
   int32_t index = s->device->index;
   // Every kind counts every call, whatever the others do.
-  bool fails = fault_strikes(FaultKind::kernel, function, index), lost = fault_strikes(FaultKind::lost, function, index);
-  bool later = fault_strikes(FaultKind::async, function, index), hangs = fault_strikes(FaultKind::hang, function, index);
+  bool fails = fault_strikes(FaultKind::kernel, function, index),
+       lost = fault_strikes(FaultKind::lost, function, index);
+  bool later = fault_strikes(FaultKind::async, function, index),
+       hangs = fault_strikes(FaultKind::hang, function, index);
   if (fails) {
-    return fail(NPU_STATUS_EXECUTION_FAILED, "%s: device %d: the kernel failed (injected by NPU_SIM_FAULT)", function, index);
+    return fail(NPU_STATUS_EXECUTION_FAILED, "%s: device %d: the kernel failed (injected by NPU_SIM_FAULT)", function,
+                index);
   }
   if (lost) {
     lose_device(s->device, std::string("fell off the bus in ") + function + ", injected by NPU_SIM_FAULT");
@@ -195,8 +198,9 @@ void at_process_exit() {
 npu_status_t check_stream(npu_stream* stream, const char* function) {
   if (forked_child()) return fail_forked(function);
   if (!valid(stream)) {
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: stream: %s: expected a handle from npu_stream_create or npu_default_stream",
-                function, stream ? "the handle is destroyed" : "NULL");
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "%s: stream: %s: expected a handle from npu_stream_create or npu_default_stream", function,
+                stream ? "the handle is destroyed" : "NULL");
   }
   if (stream->device->lost.load(std::memory_order_acquire)) return fail_lost(stream->device, function);
   return NPU_STATUS_SUCCESS;
@@ -346,8 +350,8 @@ NPU_API npu_status_t npu_stream_destroy(npu_stream_t stream) {
   if (!valid(stream)) return check_stream(stream, "npu_stream_destroy");
   npu_device* device = stream->device;
   if (stream == device->default_stream) {
-    return fail(NPU_STATUS_INVALID_VALUE, "npu_stream_destroy: the default stream of device %d lives as long as the device",
-                device->index);
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "npu_stream_destroy: the default stream of device %d lives as long as the device", device->index);
   }
   npu_status_t status = NPU_STATUS_SUCCESS;  // the last chance to tell what went wrong on it
   if (!device->lost.load()) status = synchronize(stream, "npu_stream_destroy");

@@ -128,8 +128,9 @@ npu_status_t open_device(int32_t index, npu_device** device) {
     d->index = index;
     if (!d->memory.map(cfg.memory_bytes)) {
       delete d;
-      return fail(NPU_STATUS_OUT_OF_MEMORY, "npu_device_open: device %d: no address space for %" PRIu64 " bytes: set NPU_SIM_MEMORY lower",
-                  index, cfg.memory_bytes);
+      return fail(NPU_STATUS_OUT_OF_MEMORY,
+                  "npu_device_open: device %d: no address space for %" PRIu64 " bytes: set NPU_SIM_MEMORY lower", index,
+                  cfg.memory_bytes);
     }
     d->telemetry_ns = now_ns();
     d->default_stream = make_stream(d);
@@ -205,7 +206,8 @@ NPU_API npu_status_t npu_device_properties(npu_device_t device, npu_props_t* pro
   return NPU_STATUS_SUCCESS;
 }
 
-// Utilisation is device time over wall time since the previous call (at least 1 ms ago); power and temperature follow it.
+// Utilisation is device time over wall time since the previous call (at least 1 ms ago); power and temperature follow
+// it.
 NPU_API npu_status_t npu_device_telemetry(npu_device_t device, double* utilization, double* watts, double* celsius,
                                           double* busy_seconds) {
   npu_status_t status = check_device(device, "npu_device_telemetry");

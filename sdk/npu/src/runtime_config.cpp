@@ -73,16 +73,19 @@ std::deque<Fault> read_faults() {
         part.back() += ch;
       }
     }
-    static const std::map<std::string, FaultKind> kinds = {{"kernel", FaultKind::kernel}, {"async", FaultKind::async},
-                                                           {"hang", FaultKind::hang},     {"lost", FaultKind::lost},
+    static const std::map<std::string, FaultKind> kinds = {{"kernel", FaultKind::kernel},
+                                                           {"async", FaultKind::async},
+                                                           {"hang", FaultKind::hang},
+                                                           {"lost", FaultKind::lost},
                                                            {"oom", FaultKind::oom}};
     auto kind = kinds.find(part[0]);
     bool oom = kind != kinds.end() && kind->second == FaultKind::oom;
     size_t number = oom ? 1 : 2;
     if (kind == kinds.end() || part.size() <= number || part.size() > number + 2 ||
         std::atoll(part[number].c_str()) < 1) {
-      std::fprintf(stderr, "npu: NPU_SIM_FAULT: '%s' is ignored: expected kernel|async|hang|lost:FUNCTION:n[:device] or oom:n\n",
-                   item.c_str());
+      std::fprintf(
+          stderr, "npu: NPU_SIM_FAULT: '%s' is ignored: expected kernel|async|hang|lost:FUNCTION:n[:device] or oom:n\n",
+          item.c_str());
       continue;
     }
     Fault& fault = faults.emplace_back();
@@ -159,14 +162,20 @@ npu_status_t fail(npu_status_t status, const char* format, ...) {
 size_t dtype_size(int32_t dtype) {
   switch (dtype) {
     case NPU_FLOAT16:
-    case NPU_BFLOAT16: return 2;
+    case NPU_BFLOAT16:
+      return 2;
     case NPU_FLOAT32:
-    case NPU_INT32: return 4;
-    case NPU_INT64: return 8;
+    case NPU_INT32:
+      return 4;
+    case NPU_INT64:
+    case NPU_FLOAT64:
+      return 8;
     case NPU_INT8:
     case NPU_BOOL:
-    case NPU_UINT8: return 1;
-    default: return 0;
+    case NPU_UINT8:
+      return 1;
+    default:
+      return 0;
   }
 }
 
@@ -175,10 +184,10 @@ size_t dtype_size(int32_t dtype) {
 extern "C" {
 
 NPU_API const char* npu_status_name(npu_status_t status) {
-  static const char* const names[] = {"NPU_STATUS_SUCCESS",       "NPU_STATUS_INVALID_VALUE", "NPU_STATUS_INVALID_ADDRESS",
-                                      "NPU_STATUS_OUT_OF_MEMORY", "NPU_STATUS_NOT_SUPPORTED", "NPU_STATUS_NOT_READY",
-                                      "NPU_STATUS_EXECUTION_FAILED", "NPU_STATUS_TIMEOUT",    "NPU_STATUS_DEVICE_LOST",
-                                      "NPU_STATUS_NO_DEVICE"};
+  static const char* const names[] = {
+      "NPU_STATUS_SUCCESS",       "NPU_STATUS_INVALID_VALUE", "NPU_STATUS_INVALID_ADDRESS",  "NPU_STATUS_OUT_OF_MEMORY",
+      "NPU_STATUS_NOT_SUPPORTED", "NPU_STATUS_NOT_READY",     "NPU_STATUS_EXECUTION_FAILED", "NPU_STATUS_TIMEOUT",
+      "NPU_STATUS_DEVICE_LOST",   "NPU_STATUS_NO_DEVICE"};
   return status >= 0 && status < int32_t(sizeof(names) / sizeof(*names)) ? names[status] : "NPU_STATUS_UNKNOWN";
 }
 

@@ -125,7 +125,8 @@ NPU_API npu_status_t npu_event_record(npu_event_t event, npu_stream_t stream) {
   if (!status) status = check_stream(stream, "npu_event_record");
   if (status) return status;
   if (stream->device != event->device) {
-    return fail(NPU_STATUS_INVALID_VALUE, "npu_event_record: the event is of device %d, the stream of device %d: record on the event's device",
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "npu_event_record: the event is of device %d, the stream of device %d: record on the event's device",
                 event->device->index, stream->device->index);
   }
   event->references.fetch_add(1);
@@ -174,10 +175,12 @@ NPU_API npu_status_t npu_event_elapsed(npu_event_t start, npu_event_t end, doubl
   npu_status_t status = check_event(start, "npu_event_elapsed");
   if (!status) status = check_event(end, "npu_event_elapsed");
   if (status) return status;
-  if (!milliseconds) return fail(NPU_STATUS_INVALID_VALUE, "npu_event_elapsed: milliseconds: NULL: expected an address");
+  if (!milliseconds)
+    return fail(NPU_STATUS_INVALID_VALUE, "npu_event_elapsed: milliseconds: NULL: expected an address");
   if (start->device != end->device) {
-    return fail(NPU_STATUS_INVALID_VALUE, "npu_event_elapsed: start is of device %d, end of device %d: expected one device",
-                start->device->index, end->device->index);
+    return fail(NPU_STATUS_INVALID_VALUE,
+                "npu_event_elapsed: start is of device %d, end of device %d: expected one device", start->device->index,
+                end->device->index);
   }
   for (npu_event* e : {start, end}) {
     const char* which = e == start ? "start" : "end";

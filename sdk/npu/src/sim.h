@@ -36,7 +36,8 @@ inline constexpr uint32_t mask(int32_t dtype) { return 1u << dtype; }
 constexpr uint32_t kFloats = (1u << NPU_FLOAT16) | (1u << NPU_BFLOAT16) | (1u << NPU_FLOAT32);
 constexpr uint32_t kInts = (1u << NPU_INT8) | (1u << NPU_INT32) | (1u << NPU_INT64);
 constexpr uint32_t kAnyCompute = kFloats | kInts | (1u << NPU_BOOL);
-constexpr uint32_t kAnyDma = kAnyCompute | (1u << NPU_UINT8);
+constexpr uint32_t kElementwise = kAnyCompute | (1u << NPU_FLOAT64);  // unary and binary: the scalar core's as well
+constexpr uint32_t kAnyDma = kElementwise | (1u << NPU_UINT8);
 
 size_t dtype_size(int32_t dtype);
 
@@ -58,7 +59,7 @@ struct Work {
   double flops = 0;       // of the unit that does it
   double bytes = 0;       // moved between memory and the unit
   int32_t dtype = 0;      // selects the unit's rate
-  enum Unit { vector, matrix, dma } unit = vector;
+  enum Unit { vector, matrix, dma, scalar } unit = vector;
   uint64_t fixed = 0;     // start-up cycles
   double overlap = 0;     // 0: compute and memory add up, 1: the longer hides the shorter
 };

@@ -125,7 +125,7 @@ static void move_block(const Loop& loop, const Operand& operand, int64_t begin, 
 
 static bool native(int32_t dtype, Compute compute) {
   return compute == Compute::raw || (compute == Compute::f32 && dtype == NPU_FLOAT32) ||
-         (compute == Compute::i64 && dtype == NPU_INT64);
+         (compute == Compute::i64 && dtype == NPU_INT64) || (compute == Compute::f64 && dtype == NPU_FLOAT64);
 }
 
 const void* fetch(const Loop& loop, const Operand& operand, int64_t begin, int64_t n, Compute compute, Block* raw,
@@ -298,6 +298,9 @@ static void fill_scalar(const Program& p, int64_t n, Block* buffer) {
   if (p.in == Compute::f32) {
     float* f = reinterpret_cast<float*>(buffer->bytes);
     for (int64_t i = 0; i < n; i++) f[i] = static_cast<float>(p.scalar_f);
+  } else if (p.in == Compute::f64) {
+    double* d = reinterpret_cast<double*>(buffer->bytes);
+    for (int64_t i = 0; i < n; i++) d[i] = p.scalar_f;
   } else if (p.in == Compute::i64) {
     int64_t* v = reinterpret_cast<int64_t*>(buffer->bytes);
     for (int64_t i = 0; i < n; i++) v[i] = p.scalar_i;
@@ -342,8 +345,8 @@ int32_t run_program(const Program& p) {
 // ---- argument checks
 const char* dtype_text(int32_t dtype) {
   static const char* const names[] = {"none", "float16", "bfloat16", "float32", "int8", "int32", "int64", "bool",
-                                      "uint8"};
-  return dtype >= 0 && dtype <= NPU_UINT8 ? names[dtype] : "unknown";
+                                      "uint8", "float64"};
+  return dtype >= 0 && dtype <= NPU_FLOAT64 ? names[dtype] : "unknown";
 }
 
 // "[2, 3]" into a buffer of 128 bytes.

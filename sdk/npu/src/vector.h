@@ -4,7 +4,8 @@
 // one tensor in it. Work is done in blocks of at most kBlock elements in linear order of the loop: `fetch` gives a
 // block of an operand as float32 or int64 (in place when the memory already is that, else gathered and converted into
 // the caller's buffer) and `store` puts a block back. So an opcode needs one kernel on float and one on int64, and no
-// kernel knows strides or storage types. Nothing here allocates; all of it may run on any compute thread.
+// kernel knows strides or storage types. float64 is only ever fetched as itself, for the scalar core. Nothing here
+// allocates; all of it may run on any compute thread.
 //
 // `simd<Body>(args...)` runs Body::run compiled for the widest vectors this CPU has. Body::run and all it calls must
 // be NPU_INLINE. The flags -O3 -fno-math-errno -fno-trapping-math let gcc vectorise all of it; without them it is
@@ -57,8 +58,11 @@ NPU_INLINE void simd(A... a) {
 constexpr int64_t kBlock = 512;
 constexpr int64_t kGrain = 16384;  // elements worth handing to another thread
 
-enum class Compute : int32_t { f32, i64, raw };
-inline Compute compute_of(int32_t dtype) { return (mask(dtype) & kFloats) ? Compute::f32 : Compute::i64; }
+enum class Compute : int32_t { f32, i64, f64, raw };
+inline Compute compute_of(int32_t dtype) {
+  if (dtype == NPU_FLOAT64) return Compute::f64;
+  return (mask(dtype) & kFloats) ? Compute::f32 : Compute::i64;
+}
 
 struct Loop {
   int64_t n = 1;
@@ -137,6 +141,11 @@ struct Program : ProgramHead {
 };
 // Runs over the whole loop, on several threads when it is long. Returns the flag the kernels set.
 int32_t run_program(const Program& program);
+
+// The scalar core's kernels on float64 by opcode, in scalar_core.cpp; NULL for what it lacks. In ADD and SUB alpha is in
+// params.i0, by its bits.
+Kernel scalar_unary(int32_t opcode);
+Kernel scalar_binary(int32_t opcode);
 
 // A program whose operands are all dense needs no shape and no strides. Commands of small tensors spend their time on
 // moving the closure from core to core, so the common case carries only this.

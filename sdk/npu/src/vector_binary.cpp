@@ -1,8 +1,8 @@
 // vector_binary.cpp: npu_v3_binary: arithmetic, comparisons, logic and the gradients of activations, one functor per
-// opcode, on float32 and/or int64, over the loops of vector.h.
+// opcode, on float32 and/or int64, over the loops of vector.h. The functors on float64 are the scalar core's.
 //
 // Contract: the header's, and: a scalar operand is rounded to the operation's own type: float32 (for comparisons,
-// MAX and MIN to the tensors' dtype, as PyTorch does), int64 for integers and BOOL. Integer division by zero gives
+// MAX and MIN to the tensors' dtype, as PyTorch does), float64, int64 for integers and BOOL. Integer division by zero gives
 // NPU_STATUS_EXECUTION_FAILED at the next synchronise and writes 0; the least integer divided by -1 wraps around.
 // BOOL: ADD is or, MUL is and; SUB and the divisions refuse it.
 #include "vector_math.h"
@@ -231,11 +231,12 @@ extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const
     return fail(NPU_STATUS_INVALID_VALUE, "%s: NPU_BINARY_%s: b is NULL, expected the saved tensor", fn, entry.name);
   Unset room[3];
   View &va = room[0].view, &vb = room[1].view, &vo = room[2].view;
-  NPU_TRY(resolve(stream, a, kAnyCompute, Engine::compute, true, fn, "a", &va));
-  NPU_TRY(resolve(stream, b, kAnyCompute, Engine::compute, true, fn, "b", &vb));
-  NPU_TRY(resolve(stream, out, kAnyCompute, Engine::compute, false, fn, "out", &vo));
+  NPU_TRY(resolve(stream, a, kElementwise, Engine::compute, true, fn, "a", &va));
+  NPU_TRY(resolve(stream, b, kElementwise, Engine::compute, true, fn, "b", &vb));
+  NPU_TRY(resolve(stream, out, kElementwise, Engine::compute, false, fn, "out", &vo));
   const int32_t dtype = va ? va.dtype : vb.dtype;
-  if (!(entry.dtypes & mask(dtype)))
+  const Kernel on_double = dtype == NPU_FLOAT64 ? scalar_binary(opcode) : nullptr;
+  if (!(entry.dtypes & mask(dtype)) && !on_double)
     return fail(NPU_STATUS_NOT_SUPPORTED, "%s: NPU_BINARY_%s does not take %s for %s", fn, entry.name,
                 dtype_text(dtype), va ? "a" : "b");
   NPU_TRY(same_dtype(fn, "out", vo, entry.to_bool ? NPU_BOOL : dtype));
@@ -262,17 +263,17 @@ extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const
   program.inputs = 2;
   program.in = compute_of(dtype);
   program.out = entry.to_bool ? Compute::raw : program.in;
-  program.run = program.in == Compute::f32 ? entry.on_float : entry.on_int;
+  program.run = on_double ? on_double : program.in == Compute::f32 ? entry.on_float : entry.on_int;
   const double value = scalar_double(s);
   program.scalar_f = entry.storage_scalar && program.in == Compute::f32 ? rounded_to(dtype, value) : value;
   program.scalar_i = dtype == NPU_BOOL ? (s.is_integer ? s.i != 0 : s.d != 0) : scalar_int(s);
   program.params.f0 = static_cast<float>(scalar_double(alpha));
-  program.params.i0 = scalar_int(alpha);
+  program.params.i0 = on_double ? static_cast<int64_t>(math::as_bits(scalar_double(alpha))) : scalar_int(alpha);
   program.params.f1 = static_cast<float>(value);
   if (opcode == NPU_BINARY_POW && !vb && value == 2 && program.in == Compute::f32) program.run = table().square;
   const double n = static_cast<double>(program.loop.n);
-  const Work work{n * entry.flops, n * (count - 1) * dtype_size(dtype) + n * program.operand[0].size,
-                  dtype};
+  const double bytes = n * (count - 1) * dtype_size(dtype) + n * program.operand[0].size;
+  const Work work = on_double ? Work{n, 0, dtype, Work::scalar} : Work{n * entry.flops, bytes, dtype};
   const uint64_t cost = cycles(stream, work);
   const bool divides = program.in == Compute::i64 && opcode >= NPU_BINARY_DIV_TRUNC && opcode <= NPU_BINARY_FMOD;
   if (!divides) return submit_program(stream, fn, cost, program, [](int32_t) {});

@@ -1,6 +1,7 @@
 // vector_unary.cpp: npu_v3_unary: one functor per opcode, on float32 and/or int64, over the loops of vector.h.
 //
-// Contract: the header's. An opcode without an integer functor refuses integers with NPU_STATUS_NOT_SUPPORTED.
+// Contract: the header's. An opcode without an integer functor refuses integers with NPU_STATUS_NOT_SUPPORTED; the
+// functors on float64 are the scalar core's.
 // BOOL takes part as 0 and 1, where the result of the opcode on them is a truth value or the value itself.
 #include "vector_math.h"
 
@@ -45,11 +46,11 @@ NPU_INLINE float low(float, const Params& p) { return p.f0; }
 NPU_INLINE float high(float, const Params& p) { return p.f1; }
 NPU_INLINE int64_t low(int64_t, const Params& p) { return p.i0; }
 NPU_INLINE int64_t high(int64_t, const Params& p) { return p.i1; }
-// A comparison with NaN is false, so a NaN in x stays, and one in a bound is ignored.
+// A comparison with NaN is false, so a NaN in x stays.
 template <class T>
 NPU_INLINE T clamped(T x, T least, T most) {
-  const T raised = x < least ? least : x;
-  return raised > most ? most : raised;
+  const T raised = ((x < least) | (least != least)) ? least : x;
+  return ((raised > most) | (most != most)) ? most : raised;
 }
 
 ANY_OP(Neg, T, negated(x))
@@ -162,11 +163,12 @@ extern "C" npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const 
   const Entry& entry = table().at[opcode];
   Unset room[2];
   View &vx = room[0].view, &vo = room[1].view;
-  NPU_TRY(resolve(stream, x, kAnyCompute, Engine::compute, false, fn, "x", &vx));
-  if (!(entry.dtypes & mask(vx.dtype)))
+  NPU_TRY(resolve(stream, x, kElementwise, Engine::compute, false, fn, "x", &vx));
+  const Kernel on_double = vx.dtype == NPU_FLOAT64 ? scalar_unary(opcode) : nullptr;
+  if (!(entry.dtypes & mask(vx.dtype)) && !on_double)
     return fail(NPU_STATUS_NOT_SUPPORTED, "%s: NPU_UNARY_%s does not take %s for x", fn, entry.name,
                 dtype_text(vx.dtype));
-  NPU_TRY(resolve(stream, out, kAnyCompute, Engine::compute, false, fn, "out", &vo));
+  NPU_TRY(resolve(stream, out, kElementwise, Engine::compute, false, fn, "out", &vo));
   NPU_TRY(same_dtype(fn, "out", vo, entry.to_bool ? NPU_BOOL : vx.dtype));
   NPU_TRY(same_shape(fn, "x", vx, vo));
   NPU_TRY(writable(fn, "out", vo));
@@ -179,7 +181,7 @@ extern "C" npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const 
   program.inputs = 1;
   program.in = compute_of(vx.dtype);
   program.out = entry.to_bool ? Compute::raw : program.in;
-  program.run = program.in == Compute::f32 ? entry.on_float : entry.on_int;
+  program.run = on_double ? on_double : program.in == Compute::f32 ? entry.on_float : entry.on_int;
   // ~1 is -2, which is true: on BOOL the bits to invert are those of a truth value.
   if (opcode == NPU_UNARY_BITWISE_NOT && vx.dtype == NPU_BOOL) {
     program.run = table().at[NPU_UNARY_LOGICAL_NOT].on_int;
@@ -189,6 +191,7 @@ extern "C" npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const 
   program.params.f1 = static_cast<float>(scalar_double(p1));
   program.params.i0 = scalar_int(p0);
   program.params.i1 = scalar_int(p1);
-  const Work work{n * entry.flops, n * (program.operand[0].size + program.operand[1].size), vx.dtype};
+  const double bytes = n * (program.operand[0].size + program.operand[1].size);
+  const Work work = on_double ? Work{n, 0, vx.dtype, Work::scalar} : Work{n * entry.flops, bytes, vx.dtype};
   return submit_program(stream, fn, cycles(stream, work), program, [](int32_t) {});
 }

@@ -9,9 +9,7 @@
 
 namespace {
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Layer {
   int64_t c, o, size, kernel, stride;
@@ -58,15 +56,18 @@ int main(int argc, char** argv) {
   for (auto& l : resnet50(8)) {
     int64_t out = (l.size - 1) / l.stride + 1, p = l.kernel / 2;
     npu_window_t w = {{l.kernel, l.kernel}, {l.stride, l.stride}, {p, p}, {1, 1}, 1, 0, 0, 0};
-    Tensor x(b, NPU_FLOAT16, {n, l.c, l.size, l.size}), k(b, NPU_FLOAT16, {l.o, l.c, l.kernel, l.kernel}), y(b, NPU_FLOAT16, {n, l.o, out, out});
+    Tensor x(b, NPU_FLOAT16, {n, l.c, l.size, l.size}), k(b, NPU_FLOAT16, {l.o, l.c, l.kernel, l.kernel}),
+        y(b, NPU_FLOAT16, {n, l.o, out, out});
     double t[3] = {best(b, 3, [&] { OK(npu_v3_conv2d(b.stream, x, k, nullptr, &w, y)); }),
                    best(b, 3, [&] { OK(npu_v3_conv2d_grad_input(b.stream, y, k, &w, x)); }),
                    best(b, 3, [&] { OK(npu_v3_conv2d_grad_weight(b.stream, y, x, &w, k)); })};
     double flops = 2.0 * double(n * l.o * out * out) * double(l.c * l.kernel * l.kernel);
-    std::printf("%5ld %5ld %5ld %2ld %2ld  %8.3f %8.3f %8.3f     %.3f  x%d\n", long(l.c), long(l.o), long(l.size), long(l.kernel), long(l.stride), t[0] * 1e3, t[1] * 1e3, t[2] * 1e3, flops * 1e-9, l.times);
+    std::printf("%5ld %5ld %5ld %2ld %2ld  %8.3f %8.3f %8.3f     %.3f  x%d\n", long(l.c), long(l.o), long(l.size),
+                long(l.kernel), long(l.stride), t[0] * 1e3, t[1] * 1e3, t[2] * 1e3, flops * 1e-9, l.times);
     for (int i = 0; i < 3; i++) total[i] += t[i] * l.times;
   }
-  std::printf("all: forward %.1f ms, grad_x %.1f ms, grad_w %.1f ms: %.1f ms\n", total[0] * 1e3, total[1] * 1e3, total[2] * 1e3, (total[0] + total[1] + total[2]) * 1e3);
+  std::printf("all: forward %.1f ms, grad_x %.1f ms, grad_w %.1f ms: %.1f ms\n", total[0] * 1e3, total[1] * 1e3,
+              total[2] * 1e3, (total[0] + total[1] + total[2]) * 1e3);
   for (int32_t dtype : {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32}) {
     int64_t m = 1024;
     Tensor x(b, dtype, {m, m}), y(b, dtype, {m, m}), z(b, dtype, {m, m});

@@ -1,6 +1,7 @@
 // check.h: what the tests of the NPU SDK share: checks that report, tensors on the device, 16-bit floats by the book.
 //
-// Contract: uses nothing of the SDK but its public header. CHECK counts a failure and goes on; report() is main's result.
+// Contract: uses nothing of the SDK but its public header. CHECK counts a failure and goes on; report() is main's
+// result.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -16,30 +17,30 @@
 
 inline int g_failures = 0, g_checks = 0;
 
-#define CHECK(condition)                                                                                       \
-  do {                                                                                                         \
-    g_checks++;                                                                                                \
-    if (!(condition) && ++g_failures <= 30)                                                                    \
-      std::printf("%s:%d: failed: %s   [%s]\n", __FILE__, __LINE__, #condition, npu_last_error_text());        \
+#define CHECK(condition)                                                                                \
+  do {                                                                                                  \
+    g_checks++;                                                                                         \
+    if (!(condition) && ++g_failures <= 30)                                                             \
+      std::printf("%s:%d: failed: %s   [%s]\n", __FILE__, __LINE__, #condition, npu_last_error_text()); \
   } while (0)
 
-#define OK(call)                                                                                               \
-  do {                                                                                                         \
-    npu_status_t status_ = (call);                                                                             \
-    g_checks++;                                                                                                \
-    if (status_ != NPU_STATUS_SUCCESS && ++g_failures <= 30)                                                   \
-      std::printf("%s:%d: %s gave %s: %s\n", __FILE__, __LINE__, #call, npu_status_name(status_),              \
-                  npu_last_error_text());                                                                      \
+#define OK(call)                                                                                  \
+  do {                                                                                            \
+    npu_status_t status_ = (call);                                                                \
+    g_checks++;                                                                                   \
+    if (status_ != NPU_STATUS_SUCCESS && ++g_failures <= 30)                                      \
+      std::printf("%s:%d: %s gave %s: %s\n", __FILE__, __LINE__, #call, npu_status_name(status_), \
+                  npu_last_error_text());                                                         \
   } while (0)
 
 // The call is refused with `status`, and the text says `words`.
-#define REFUSED(call, status, words)                                                                           \
-  do {                                                                                                         \
-    npu_status_t status_ = (call);                                                                             \
-    g_checks++;                                                                                                \
-    if ((status_ != (status) || !std::strstr(npu_last_error_text(), words)) && ++g_failures <= 30)             \
-      std::printf("%s:%d: %s gave %s: '%s', expected %s with '%s'\n", __FILE__, __LINE__, #call,               \
-                  npu_status_name(status_), npu_last_error_text(), #status, words);                            \
+#define REFUSED(call, status, words)                                                               \
+  do {                                                                                             \
+    npu_status_t status_ = (call);                                                                 \
+    g_checks++;                                                                                    \
+    if ((status_ != (status) || !std::strstr(npu_last_error_text(), words)) && ++g_failures <= 30) \
+      std::printf("%s:%d: %s gave %s: '%s', expected %s with '%s'\n", __FILE__, __LINE__, #call,   \
+                  npu_status_name(status_), npu_last_error_text(), #status, words);                \
   } while (0)
 
 inline int report(const char* name) {
@@ -81,29 +82,55 @@ inline uint16_t bf16_of(float f) {
 }
 
 inline size_t size_of(int32_t dtype) {
-  static const size_t sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1};
+  static const size_t sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1, 8};
   return sizes[dtype];
 }
 inline double get(const void* data, int32_t dtype, int64_t i) {
   switch (dtype) {
-    case NPU_FLOAT16: return value_of_half(static_cast<const uint16_t*>(data)[i]);
-    case NPU_BFLOAT16: return value_of_bf16(static_cast<const uint16_t*>(data)[i]);
-    case NPU_FLOAT32: return static_cast<const float*>(data)[i];
-    case NPU_INT8: return static_cast<const int8_t*>(data)[i];
-    case NPU_INT32: return static_cast<const int32_t*>(data)[i];
-    case NPU_INT64: return double(static_cast<const int64_t*>(data)[i]);
-    default: return static_cast<const uint8_t*>(data)[i];
+    case NPU_FLOAT16:
+      return value_of_half(static_cast<const uint16_t*>(data)[i]);
+    case NPU_BFLOAT16:
+      return value_of_bf16(static_cast<const uint16_t*>(data)[i]);
+    case NPU_FLOAT32:
+      return static_cast<const float*>(data)[i];
+    case NPU_INT8:
+      return static_cast<const int8_t*>(data)[i];
+    case NPU_INT32:
+      return static_cast<const int32_t*>(data)[i];
+    case NPU_INT64:
+      return double(static_cast<const int64_t*>(data)[i]);
+    case NPU_FLOAT64:
+      return static_cast<const double*>(data)[i];
+    default:
+      return static_cast<const uint8_t*>(data)[i];
   }
 }
 inline void put(void* data, int32_t dtype, int64_t i, double x) {
   switch (dtype) {
-    case NPU_FLOAT16: static_cast<uint16_t*>(data)[i] = half_of(x); break;
-    case NPU_BFLOAT16: static_cast<uint16_t*>(data)[i] = bf16_of(float(x)); break;
-    case NPU_FLOAT32: static_cast<float*>(data)[i] = float(x); break;
-    case NPU_INT8: static_cast<int8_t*>(data)[i] = int8_t(x); break;
-    case NPU_INT32: static_cast<int32_t*>(data)[i] = int32_t(x); break;
-    case NPU_INT64: static_cast<int64_t*>(data)[i] = int64_t(x); break;
-    default: static_cast<uint8_t*>(data)[i] = uint8_t(x); break;
+    case NPU_FLOAT16:
+      static_cast<uint16_t*>(data)[i] = half_of(x);
+      break;
+    case NPU_BFLOAT16:
+      static_cast<uint16_t*>(data)[i] = bf16_of(float(x));
+      break;
+    case NPU_FLOAT32:
+      static_cast<float*>(data)[i] = float(x);
+      break;
+    case NPU_INT8:
+      static_cast<int8_t*>(data)[i] = int8_t(x);
+      break;
+    case NPU_INT32:
+      static_cast<int32_t*>(data)[i] = int32_t(x);
+      break;
+    case NPU_INT64:
+      static_cast<int64_t*>(data)[i] = int64_t(x);
+      break;
+    case NPU_FLOAT64:
+      static_cast<double*>(data)[i] = x;
+      break;
+    default:
+      static_cast<uint8_t*>(data)[i] = uint8_t(x);
+      break;
   }
 }
 
@@ -166,7 +193,7 @@ struct Tensor {
   }
   Tensor& random(std::mt19937& g, double low = -1, double high = 1) {
     std::uniform_real_distribution<double> u(low, high);
-    bool integer = dtype >= NPU_INT8;
+    bool integer = dtype >= NPU_INT8 && dtype != NPU_FLOAT64;
     return fill([&](int64_t) { return integer ? std::floor(u(g)) : u(g); });
   }
   Tensor& upload() {

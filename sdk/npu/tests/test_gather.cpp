@@ -8,7 +8,7 @@ const double kInf = HUGE_VAL, kNaN = std::nan("");
 const int kFloatTypes[] = {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32};
 
 void gathering() {
-  for (int dtype : {NPU_FLOAT16, NPU_FLOAT32, NPU_INT64, NPU_UINT8})
+  for (int dtype : {NPU_FLOAT16, NPU_FLOAT32, NPU_INT64, NPU_UINT8, NPU_FLOAT64})
     for (int index_type : {NPU_INT32, NPU_INT64})
       for (const Shape& stride : {Shape{20, 5, 1}, Shape{1, 15, 3}}) {
         Tensor src(dtype, {3, 4, 5}, stride), index(index_type, {6});

@@ -17,12 +17,13 @@ bool near(double got, const Reference& want, int32_t dtype) {
   if (dtype == NPU_INT32) return got == double(int32_t(uint32_t(int64_t(want.value))));
   if (std::isnan(want.value)) return std::isnan(got);
   double unit = dtype == NPU_FLOAT16 ? 0x1p-11 : dtype == NPU_BFLOAT16 ? 0x1p-8 : 0x1p-24;
-  if (dtype == NPU_FLOAT16 && std::fabs(want.value) >= 65520 * (1 + 1e-5)) return std::isinf(got) && (got > 0) == (want.value > 0);
+  if (dtype == NPU_FLOAT16 && std::fabs(want.value) >= 65520 * (1 + 1e-5))
+    return std::isinf(got) && (got > 0) == (want.value > 0);
   return std::fabs(got - want.value) <= std::fabs(want.value) * unit * 1.01 + want.magnitude * 2e-6 + 0x1p-24;
 }
 
-using Matmul = npu_status_t (*)(npu_stream_t, const npu_tensor_t*, const npu_tensor_t*, const npu_tensor_t*, double, double,
-                                const npu_tensor_t*);
+using Matmul = npu_status_t (*)(npu_stream_t, const npu_tensor_t*, const npu_tensor_t*, const npu_tensor_t*, double,
+                                double, const npu_tensor_t*);
 
 void check_product(const Tensor& a, const Tensor& b, const Tensor* c, double alpha, double beta, Tensor& out,
                    const std::vector<char>* c_before = nullptr) {
@@ -42,16 +43,20 @@ void check_product(const Tensor& a, const Tensor& b, const Tensor* c, double alp
     }
   }
   CHECK(bad == 0);
-  if (bad) std::printf("  %d of %ld wrong: batch %ld m %ld n %ld k %ld dtype %d\n", bad, long(batch * m * n), long(batch), long(m), long(n), long(k), out.dtype);
+  if (bad)
+    std::printf("  %d of %ld wrong: batch %ld m %ld n %ld k %ld dtype %d\n", bad, long(batch * m * n), long(batch),
+                long(m), long(n), long(k), out.dtype);
 }
 
 void products() {
   Bench b;
   std::mt19937 g(7);
-  struct Size { int64_t batch, m, n, k; };
-  const Size sizes[] = {{0, 1, 1, 1},   {0, 3, 5, 7},    {0, 14, 32, 256}, {0, 15, 33, 257}, {0, 64, 64, 64}, {0, 1, 100, 300},
-                        {0, 100, 1, 300}, {0, 113, 130, 40}, {0, 5, 9, 9000}, {0, 0, 4, 4},     {0, 4, 0, 4},    {0, 4, 4, 0},
-                        {3, 17, 19, 23}, {9, 8, 8, 8},    {0, 230, 17, 513}};
+  struct Size {
+    int64_t batch, m, n, k;
+  };
+  const Size sizes[] = {{0, 1, 1, 1},     {0, 3, 5, 7},     {0, 14, 32, 256},  {0, 15, 33, 257}, {0, 64, 64, 64},
+                        {0, 1, 100, 300}, {0, 100, 1, 300}, {0, 113, 130, 40}, {0, 5, 9, 9000},  {0, 0, 4, 4},
+                        {0, 4, 0, 4},     {0, 4, 4, 0},     {3, 17, 19, 23},   {9, 8, 8, 8},     {0, 230, 17, 513}};
   const Matmul entry[] = {npu_v3_matmul, npu_v3_matmul_tiled, npu_v3_matmul_pipelined};
   for (int32_t dtype : {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32, NPU_INT8}) {
     int32_t result = dtype == NPU_INT8 ? NPU_INT32 : dtype;
@@ -130,8 +135,10 @@ void refusals() {
   REFUSED(npu_v3_matmul(b.stream, a, v, nullptr, 1, 0, out), NPU_STATUS_INVALID_VALUE, "ranks");
   REFUSED(npu_v3_matmul(b.stream, i8, j8, nullptr, 2, 0, o8), NPU_STATUS_NOT_SUPPORTED, "INT8");
   REFUSED(npu_v3_matmul(b.stream, a, x, a, 1, 1, out), NPU_STATUS_INVALID_VALUE, "c has another shape");
-  REFUSED(npu_v3_matmul(b.stream, o8, x, nullptr, 1, 0, out), NPU_STATUS_NOT_SUPPORTED, "npu_v3_matmul: a: dtype INT32");
-  REFUSED(npu_v3_matmul_tiled(b.stream, a, nullptr, nullptr, 1, 0, out), NPU_STATUS_INVALID_VALUE, "npu_v3_matmul_tiled: b: NULL");
+  REFUSED(npu_v3_matmul(b.stream, o8, x, nullptr, 1, 0, out), NPU_STATUS_NOT_SUPPORTED,
+          "npu_v3_matmul: a: dtype INT32");
+  REFUSED(npu_v3_matmul_tiled(b.stream, a, nullptr, nullptr, 1, 0, out), NPU_STATUS_INVALID_VALUE,
+          "npu_v3_matmul_tiled: b: NULL");
   npu_window_t w = {{3, 3}, {1, 1}, {0, 0}, {1, 1}, 1, 0, 0, 0};
   Tensor im(b, NPU_FLOAT16, {1, 2, 5, 5}), k(b, NPU_FLOAT16, {2, 2, 3, 3}), y(b, NPU_FLOAT16, {1, 2, 3, 3});
   OK(npu_v3_conv2d(b.stream, im, k, nullptr, &w, y));
@@ -197,7 +204,10 @@ void convolution(const Bench& b, const Conv& v, int32_t dtype, bool last, bool w
     int64_t bad = 0;
     for (int64_t i = 0; i < t.numel(); i++) bad += !near(t.at(i), want[size_t(i)], t.dtype);
     CHECK(bad == 0);
-    if (bad) std::printf("  %s: %ld of %ld wrong, dtype %d last %d: n%ld c%ld %ldx%ld o%ld k%ldx%ld s%ld p%ld d%ld g%ld\n", what, long(bad), long(t.numel()), dtype, last, long(v.n), long(v.c), long(v.h), long(v.w), long(v.o), long(v.k[0]), long(v.k[1]), long(v.s[0]), long(v.p[0]), long(v.d[0]), long(v.groups));
+    if (bad)
+      std::printf("  %s: %ld of %ld wrong, dtype %d last %d: n%ld c%ld %ldx%ld o%ld k%ldx%ld s%ld p%ld d%ld g%ld\n",
+                  what, long(bad), long(t.numel()), dtype, last, long(v.n), long(v.c), long(v.h), long(v.w), long(v.o),
+                  long(v.k[0]), long(v.k[1]), long(v.s[0]), long(v.p[0]), long(v.d[0]), long(v.groups));
   };
   compare(y, wy, "forward");
   if (integer) return;
@@ -212,20 +222,20 @@ void convolution(const Bench& b, const Conv& v, int32_t dtype, bool last, bool w
 void convolutions() {
   Bench b;
   std::mt19937 g(11);
-  const Conv cases[] = {{2, 3, 8, 8, 5, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},   // the common one
-                        {3, 4, 7, 9, 6, {1, 1}, {1, 1}, {0, 0}, {1, 1}, 1},   // pointwise
-                        {3, 4, 8, 7, 6, {1, 1}, {2, 2}, {0, 0}, {1, 1}, 1},   // pointwise, strided: phases without taps
+  const Conv cases[] = {{2, 3, 8, 8, 5, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},  // the common one
+                        {3, 4, 7, 9, 6, {1, 1}, {1, 1}, {0, 0}, {1, 1}, 1},  // pointwise
+                        {3, 4, 8, 7, 6, {1, 1}, {2, 2}, {0, 0}, {1, 1}, 1},  // pointwise, strided: phases without taps
                         {2, 4, 9, 8, 8, {3, 3}, {2, 2}, {1, 1}, {1, 1}, 2},
                         {2, 4, 11, 13, 4, {5, 3}, {4, 2}, {2, 1}, {1, 2}, 4},
                         {1, 3, 23, 21, 4, {11, 11}, {4, 4}, {2, 2}, {1, 1}, 1},
                         {5, 16, 1, 1, 16, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},  // only the centre tap sees anything
                         {4, 8, 2, 2, 8, {3, 3}, {2, 2}, {1, 1}, {1, 1}, 1},
                         {2, 2, 5, 5, 3, {3, 3}, {1, 1}, {2, 2}, {2, 2}, 1},
-                        {2, 2, 4, 4, 3, {1, 1}, {1, 1}, {2, 2}, {1, 1}, 1},    // outputs that see padding only
+                        {2, 2, 4, 4, 3, {1, 1}, {1, 1}, {2, 2}, {1, 1}, 1},  // outputs that see padding only
                         {1, 2, 3, 40, 3, {2, 4}, {1, 4}, {0, 3}, {1, 1}, 1},
                         {1, 1, 6, 6, 1, {6, 6}, {1, 1}, {0, 0}, {1, 1}, 1},
                         {2, 2, 6, 6, 3, {2, 2}, {1, 1}, {0, 0}, {1, 1}, 1},
-                        {0, 3, 8, 8, 5, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},    // no images
+                        {0, 3, 8, 8, 5, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},  // no images
                         {4, 300, 3, 3, 6, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}};
   int i = 0;
   for (auto& c : cases) {
@@ -254,7 +264,8 @@ void device_time() {
     return after - before;
   };
   auto cheapest = [&](std::vector<int64_t> as, std::vector<int64_t> bs) {
-    uint64_t g = cycles(npu_v3_matmul, as, bs), t = cycles(npu_v3_matmul_tiled, as, bs), p = cycles(npu_v3_matmul_pipelined, as, bs);
+    uint64_t g = cycles(npu_v3_matmul, as, bs), t = cycles(npu_v3_matmul_tiled, as, bs),
+             p = cycles(npu_v3_matmul_pipelined, as, bs);
     return g <= t && g <= p ? 'g' : t <= p ? 't' : 'p';
   };
   CHECK(cheapest({32, 32}, {32, 32}) == 'g');

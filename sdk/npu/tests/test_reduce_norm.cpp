@@ -291,6 +291,17 @@ void batch_norms() {
           NPU_STATUS_INVALID_VALUE, "running_mean");
   REFUSED(npu_v3_batch_norm(stream, h, nullptr, nullptr, nullptr, nullptr, 1, 0.1, 0, h, nullptr, nullptr),
           NPU_STATUS_INVALID_VALUE, "save_mean");
+  // Without training save_* are ignored, also as the empty tensors that PyTorch passes.
+  Tensor nothing(NPU_FLOAT32, {0}), odd(NPU_INT64, {7}), running(NPU_FLOAT32, {3}), y(NPU_FLOAT16, {2, 3, 4});
+  h.set(Values(24, 2)), running.set(Values(3, 1)), three.set(Values(3, 9));
+  const npu_tensor_t* const saves[] = {nullptr, nothing, odd, three};
+  for (const npu_tensor_t* save : saves) {
+    OK(npu_v3_batch_norm(stream, h, nullptr, nullptr, running, running, 0, 0.1, 0, y, save, save));
+    near(y, Values(24, 1), 0, "batch_norm without training");
+    OK(npu_v3_batch_norm_grad(stream, h, h, nullptr, running, running, save, save, 0, 0, y, nullptr, nullptr));
+    near(y, Values(24, 2), 0, "batch_norm_grad without training");
+  }
+  near(three, Values(3, 9), 0, "save_mean without training");
   OK(npu_v3_batch_norm(stream, empty, nullptr, nullptr, nullptr, nullptr, 1, 0.1, 0, empty, three, three));
 }
 

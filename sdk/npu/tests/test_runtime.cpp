@@ -1,9 +1,9 @@
 // test_runtime.cpp: devices, memory, streams, events, faults, fork and exit.
 //
 // Cases that need another environment run in a child of this program: `test_runtime CASE` with variables set.
-#include <csignal>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <atomic>
 #include <chrono>
@@ -13,9 +13,7 @@
 
 namespace {
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Runs f in a forked child; returns its exit code, or minus the signal that ended it.
 int in_child(const std::function<int()>& f) {
@@ -104,7 +102,11 @@ void memory() {
 
   // random pattern of blocks, contents kept
   std::mt19937 g(1);
-  struct Block { void* address; uint64_t bytes; uint8_t tag; };
+  struct Block {
+    void* address;
+    uint64_t bytes;
+    uint8_t tag;
+  };
   std::vector<Block> live;
   for (int i = 0; i < 400; i++) {
     if (live.size() > 20 || (live.size() && g() % 3 == 0)) {
@@ -179,8 +181,10 @@ void addresses() {
   npu_tensor_t ok = {x.address, shape, stride, NPU_FLOAT16, 2};
   REFUSED(npu_v3_matmul(b.stream, &m, &ok, nullptr, 1, 0, &ok), NPU_STATUS_INVALID_ADDRESS, "multiple of 256");
   char host[64];
-  REFUSED(npu_memcpy_async(b.stream, host, x.address, 2000, NPU_COPY_TO_HOST), NPU_STATUS_INVALID_ADDRESS, "ends after 1024");
-  REFUSED(npu_memcpy_async(b.stream, x.address, x.address, 8, NPU_COPY_TO_HOST), NPU_STATUS_INVALID_ADDRESS, "expected host memory");
+  REFUSED(npu_memcpy_async(b.stream, host, x.address, 2000, NPU_COPY_TO_HOST), NPU_STATUS_INVALID_ADDRESS,
+          "ends after 1024");
+  REFUSED(npu_memcpy_async(b.stream, x.address, x.address, 8, NPU_COPY_TO_HOST), NPU_STATUS_INVALID_ADDRESS,
+          "expected host memory");
   REFUSED(npu_memcpy_async(b.stream, x.address, host, 8, 9), NPU_STATUS_INVALID_VALUE, "kind");
 }
 
@@ -247,7 +251,8 @@ void two_devices() {
   OK(npu_memcpy_peer_async(b.stream, y.address, a.device, x.address, 4000));
   y.download();
   CHECK(y.at(999) == 999);
-  REFUSED(npu_memcpy_peer_async(b.stream, x.address, a.device, x.address, 4000), NPU_STATUS_INVALID_ADDRESS, "device 0");
+  REFUSED(npu_memcpy_peer_async(b.stream, x.address, a.device, x.address, 4000), NPU_STATUS_INVALID_ADDRESS,
+          "device 0");
   REFUSED(npu_free(b.device, x.address), NPU_STATUS_INVALID_ADDRESS, "belongs to device 0");
   npu_event_t e;
   OK(npu_event_create(a.device, &e));
@@ -328,7 +333,10 @@ void forked() {
     return ok ? 0 : 1;
   });
   CHECK(code == 0);
-  CHECK(in_child([] { std::exit(7); return 0; }) == 7);  // exit handlers run in a child too
+  CHECK(in_child([] {
+          std::exit(7);
+          return 0;
+        }) == 7);  // exit handlers run in a child too
   CHECK(seconds() - start < 2);
 }
 
@@ -447,7 +455,11 @@ void exit_hung() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  struct Case { const char* name; void (*run)(); std::vector<std::string> environment; };
+  struct Case {
+    const char* name;
+    void (*run)();
+    std::vector<std::string> environment;
+  };
   const Case special[] = {
       {"untouched_before_fork", untouched_before_fork, {}},
       {"older_chip", older_chip, {"NPU_SIM_CHIP=v2", "NPU_SIM_SDK_VERSION=1.2.1", "NPU_SIM_DEVICES=1"}},

@@ -144,6 +144,18 @@ void unary_integers() {
   equal(out, {1, 0, 0}, "logical not");
 }
 
+// A bound that is not a number makes everything so, as in PyTorch.
+void clamp_to_nan() {
+  for (int dtype : kFloatTypes) {
+    Tensor x(dtype, {3}), out(dtype, {3});
+    x.set(Values{-1, 0.5, 7});
+    for (auto [low, high] : {std::pair<double, double>{NAN, 2}, {0, NAN}, {NAN, HUGE_VAL}, {-HUGE_VAL, NAN}}) {
+      OK(npu_v3_unary(stream, NPU_UNARY_CLAMP, x, number(low), number(high), out));
+      near(out, {NAN, NAN, NAN}, 0, "clamp to NaN");
+    }
+  }
+}
+
 // ---- binary
 double f32(double v) { return static_cast<float>(v); }
 bool unordered(double a, double b) { return std::isnan(a) || std::isnan(b); }
@@ -469,6 +481,7 @@ int main() {
   open_device();
   unary_floats();
   unary_integers();
+  clamp_to_nan();
   binary_floats();
   binary_integers();
   ternaries();

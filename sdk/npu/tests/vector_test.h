@@ -50,13 +50,14 @@ inline void refused(npu_status_t got, npu_status_t status, std::initializer_list
 }
 #define REFUSED(call, status, ...) refused(call, status, {__VA_ARGS__}, __LINE__)
 
-inline bool is_float(int dtype) { return dtype <= NPU_FLOAT32; }
+inline bool is_float(int dtype) { return dtype <= NPU_FLOAT32 || dtype == NPU_FLOAT64; }
 inline int item_size(int dtype) {
-  static const int sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1};
+  static const int sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1, 8};
   return sizes[dtype];
 }
 inline const char* name_of(int dtype) {
-  static const char* const names[] = {"", "float16", "bfloat16", "float32", "int8", "int32", "int64", "bool", "uint8"};
+  static const char* const names[] = {"",      "float16", "bfloat16", "float32", "int8",
+                                      "int32", "int64",   "bool",     "uint8",   "float64"};
   return names[dtype];
 }
 
@@ -68,6 +69,7 @@ struct Format {
 inline Format format_of(int dtype) {
   if (dtype == NPU_FLOAT16) return {10, -14, 65504};
   if (dtype == NPU_BFLOAT16) return {7, -126, 0x1.fep127};
+  if (dtype == NPU_FLOAT64) return {52, -1022, std::numeric_limits<double>::max()};
   return {23, -126, static_cast<double>(std::numeric_limits<float>::max())};
 }
 inline double ulp(int dtype, double v) {
@@ -82,6 +84,10 @@ inline double round_to(int dtype, double v) {
   return std::fabs(r) > format_of(dtype).largest ? std::copysign(std::numeric_limits<double>::infinity(), v) : r;
 }
 inline void encode(int dtype, double v, void* out) {
+  if (dtype == NPU_FLOAT64) {
+    std::memcpy(out, &v, 8);
+    return;
+  }
   const float f = static_cast<float>(round_to(dtype, v));
   uint32_t u;
   std::memcpy(&u, &f, 4);
@@ -102,6 +108,11 @@ inline void encode(int dtype, double v, void* out) {
   std::memcpy(out, &h, 2);
 }
 inline double decode(int dtype, const void* in) {
+  if (dtype == NPU_FLOAT64) {
+    double d;
+    std::memcpy(&d, in, 8);
+    return d;
+  }
   if (dtype == NPU_FLOAT32) {
     float f;
     std::memcpy(&f, in, 4);
