@@ -25,7 +25,7 @@ $(VENV)/.packages: pyproject.toml Makefile
 	$(PIP) install -q --upgrade pip
 	$(PIP) install -q "$(TORCH)" numpy
 	$(PIP) install -q $(TOOLS) "pydantic>=2.10" "PyYAML>=6" "typer>=0.12" "rich>=13" "jinja2>=3.1" \
-	  "pytest>=8" pytest-xdist hypothesis jsonschema scikit-learn transformers \
+	  "pytest>=8" pytest-xdist hypothesis jsonschema expecttest scikit-learn transformers \
 	  ruff mypy clang-format==18.1.8 types-PyYAML
 	touch $@
 

@@ -156,6 +156,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3, help="peak of the one-cycle learning rate (default: 0.002)")
+    parser.add_argument("--noise", type=float, default=0.1, help="deviation of noise added to images (default: 0.1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--amp",
@@ -205,6 +206,7 @@ def main(arguments=None):
         for epoch in range(1, args.epochs + 1):
             model.train()
             for images, labels in train_loader:
+                images = images + args.noise * torch.randn_like(images)  # never the same image twice
                 images, labels = images.to(device), labels.to(device)
                 loss = train_step(model, images, labels, optimizer, scheduler, scaler, amp_dtype)
                 step += 1

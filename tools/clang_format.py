@@ -16,7 +16,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not formatted")
     arguments = parser.parse_args()
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     files = [ROOT / name for name in listed.stdout.splitlines() if Path(name).suffix in SUFFIXES]
     files = [str(path) for path in files if path.exists()]

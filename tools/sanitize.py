@@ -13,9 +13,10 @@ def main() -> int:
     bin_dir = Path(sys.executable).parent
     build = ROOT / "build" / "sanitize"
     configure = [
-        str(bin_dir / "cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={bin_dir / 'ninja'}",
-        f"-DPython_EXECUTABLE={sys.executable}", "-DTORCHFL_WITH_TORCH=OFF", "-DTORCHFL_SANITIZE=ON", "-DTORCHFL_TESTS=ON",
-        "-DNPU_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+        str(bin_dir / "cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={bin_dir / 'ninja'}", f"-DPython_EXECUTABLE={sys.executable}",
+        "-DTORCHFL_WITH_TORCH=OFF", "-DTORCHFL_SANITIZE=ON", "-DTORCHFL_TESTS=ON", "-DNPU_BUILD_TESTS=ON",
+        "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
     ]  # fmt: skip
     for command in (
         configure,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         shutdown,
         stats,
         timing,
+        transfers,
     )
     from torchfl._paths import get_include
     from torchfl.errors import LoadError, VersionError
@@ -50,6 +51,7 @@ __all__ = [
     "shutdown",
     "stats",
     "timing",
+    "transfers",
 ]
 
 _HOME = {

@@ -40,7 +40,7 @@ class DeviceProperties:
 
 
 class DeviceModule(ModuleType):
-    """The functions of `torch.<device_type>`; `device` arguments are a local index, a string, a torch.device or None."""
+    """The functions of `torch.<device_type>`. `device` is a local index, a string, a torch.device or None."""
 
     def __init__(self, engine: ModuleType, chip: LoadedChip, lowered: dict[str, Any]) -> None:
         super().__init__(f"torch.{chip.device_type}", f"{chip.name}: devices {', '.join(chip.labels)}")
@@ -48,6 +48,7 @@ class DeviceModule(ModuleType):
         self._chip = chip
         self._lowered = lowered
         self._torch_type = torch._C._get_privateuse1_backend_name()
+        self._fractions: dict[int, float] = {}  # of memory, by PyTorch's index
         module = self
 
         class Stream(torch.Stream):
@@ -58,12 +59,17 @@ class DeviceModule(ModuleType):
                     return super().__new__(cls, priority=priority, **kwargs)
                 return super().__new__(cls, device=module._device(device), priority=priority)
 
-        class Event(torch.Event):
+        class EventType(type):
+            def __instancecheck__(cls, value: object) -> bool:
+                return isinstance(value, torch.Event) and value.device.type == module._torch_type
+
+        class Event(torch.Event, metaclass=EventType):
             """A mark in a stream; with `enable_timing`, two of them measure device time in milliseconds."""
 
+            # What it makes is a plain torch.Event, since `elapsed_time` takes no subclass of it.
             def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
-                return super().__new__(
-                    cls, module._torch_type, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+                return torch.Event(
+                    module._torch_type, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
                 )
 
         class device(contextlib.AbstractContextManager["device"]):
@@ -80,7 +86,16 @@ class DeviceModule(ModuleType):
             def __exit__(self, *exc: object) -> None:
                 module._engine.exchange_device(self.prev_idx)
 
-        self.Stream, self.Event, self.device = Stream, Event, device
+        class device_of(device):
+            """Makes the device of a tensor current inside a `with` block; a tensor that is not on this chip changes
+            nothing."""
+
+            def __init__(self, tensor: torch.Tensor) -> None:
+                ours = tensor.device.type == module._torch_type and module._owns(tensor.device.index)
+                self.idx = tensor.device.index if ours else -1
+                self.prev_idx = -1
+
+        self.Stream, self.Event, self.device, self.device_of = Stream, Event, device, device_of
 
     # ------------------------------------------------------------------ devices
 
@@ -96,12 +111,10 @@ class DeviceModule(ModuleType):
             if device >= chip.count:
                 raise RuntimeError(f"{chip.device_type}:{device}: this chip has {chip.count} device(s)")
             return chip.first_index + device
-        index = torch.device(device).index
-        if index is None:
-            return self._index(None)
-        if not self._owns(index):
-            raise RuntimeError(f"{device} is not a device of {chip.name}")
-        return index
+        parsed = torch.device(device)
+        if parsed.type != self._torch_type or (parsed.index is not None and not self._owns(parsed.index)):
+            raise ValueError(f"{device} is not a device of {chip.name} ({', '.join(chip.labels)})")
+        return self._index(None) if parsed.index is None else parsed.index
 
     def _device(self, device: Any = None) -> torch.device:
         return torch.device(self._torch_type, self._index(device))
@@ -137,10 +150,33 @@ class DeviceModule(ModuleType):
         """The descriptor's dtypes: what this chip computes in."""
         return {"supported_dtypes": {getattr(torch, name) for name in self._lowered["dtypes"]}}
 
+    def can_device_access_peer(self, device: Any, peer_device: Any) -> bool:
+        """Whether memory moves between the two without passing through the host: yes, between any two of one chip."""
+        return self._index(device) != self._index(peer_device)
+
+    def _telemetry(self, name: str, device: Any) -> float:
+        """A reading of the device's sensors; NaN where the chip has none of it."""
+        facts = self._engine.properties(self._index(device))
+        value = float(facts.get("telemetry", {}).get(name, -1))
+        return value if value >= 0 else float("nan")
+
+    def utilization(self, device: Any = None) -> float:
+        """Share of the time since the previous reading in which the device computed, in percent."""
+        return 100 * self._telemetry("utilization", device)
+
+    def temperature(self, device: Any = None) -> float:
+        """Degrees Celsius."""
+        return self._telemetry("temperature", device)
+
+    def power_draw(self, device: Any = None) -> float:
+        """Milliwatts, as torch.cuda counts."""
+        return 1000 * self._telemetry("power", device)
+
     def is_bf16_supported(self) -> bool:
         return "bfloat16" in self._lowered["dtypes"]
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """What `torch.autocast` may lower to here."""
         return [getattr(torch, name) for name in ("float16", "bfloat16") if name in self._lowered["dtypes"]]
 
     # ------------------------------------------------------------------ life
@@ -204,8 +240,8 @@ class DeviceModule(ModuleType):
         self._generator().seed()
 
     def seed_all(self) -> None:
-        for i in self._indices():
-            self._generator(i).seed()
+        """Give all devices one new, random seed."""
+        self.manual_seed_all(self._generator(0).seed())
 
     def initial_seed(self) -> int:
         return self._generator().initial_seed()
@@ -227,6 +263,17 @@ class DeviceModule(ModuleType):
 
     def memory_stats(self, device: Any = None) -> dict[str, Any]:
         return dict(torch.accelerator.memory_stats(self._device(device)))
+
+    def memory_stats_as_nested_dict(self, device: Any = None) -> dict[str, Any]:
+        """`memory_stats`, with a dict for each part of the dotted names."""
+        nested: dict[str, Any] = {}
+        for name, value in self.memory_stats(device).items():
+            *path, last = name.split(".")
+            inner = nested
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = value
+        return nested
 
     def _bytes(self, kind: str, which: str, device: Any) -> int:
         return int(self.memory_stats(device).get(f"{kind}_bytes.all.{which}", 0))
@@ -269,7 +316,12 @@ class DeviceModule(ModuleType):
             raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
         index = self._index(device)
         total = self._engine.properties(index)["total_memory"]
-        self._engine.set_memory_limit(index, 0 if fraction == 1 else int(total * fraction))
+        # The engine takes 0 for "no limit".
+        self._engine.set_memory_limit(index, 0 if fraction == 1 else max(int(total * fraction), 1))
+        self._fractions[index] = float(fraction)
+
+    def get_per_process_memory_fraction(self, device: Any = None) -> float:
+        return self._fractions.get(self._index(device), 1.0)
 
     def memory_summary(self, device: Any = None, abbreviated: bool = False) -> str:
         """A table of what is allocated and cached."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchfl import _autocast, _device_module, hcd
+from torchfl import _autocast, hcd
 from torchfl._native import engine
 from torchfl._paths import shipped_chips
 from torchfl.errors import LoadError
@@ -68,7 +68,9 @@ def load_uba(device_type: str, path: str | Path | None = None) -> LoadedChip:
     descriptor = _descriptors.get(device_type)
     if descriptor is None:
         known = ", ".join(_descriptors) or "none"
-        raise LoadError(f"no descriptor for device type '{device_type}' was read (read: {known}): call load_hcd() first")
+        raise LoadError(
+            f"no descriptor for device type '{device_type}' was read (read: {known}): call load_hcd() first"
+        )
     lowered = descriptor.lower()
     library = _find_library(device_type, lowered, path)
     return _activate(lowered, library, _style_of(library, lowered), descriptor)
@@ -147,8 +149,8 @@ def reset_stats() -> None:
 
 @contextlib.contextmanager
 def timing() -> Iterator[None]:
-    """Inside, `stats` also sums wall time: every operator waits for the device before and after, so nothing overlaps and
-    the whole is slower than without."""
+    """Inside, `stats` also sums wall time: every operator waits for the device before and after, so nothing overlaps
+    and the whole is slower than without."""
     c = engine()
     before = c.set_timing(True)
     try:
@@ -181,7 +183,9 @@ def _find_library(device_type: str, lowered: dict[str, Any], path: str | Path | 
     if path is not None or lowered["adapter_library"]:
         library = Path(path if path is not None else lowered["adapter_library"]).absolute()
         if not library.is_file():
-            raise LoadError(f"{device_type}: the adapter {library} does not exist; build it, or correct adapter.library")
+            raise LoadError(
+                f"{device_type}: the adapter {library} does not exist; build it, or correct adapter.library"
+            )
         return library
     folders = [Path(lowered["descriptor"]).parent]
     # The working directory is never searched: whoever can write there could run code here.
@@ -206,6 +210,8 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 
 def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hcd.Descriptor) -> LoadedChip:
     import torch
+
+    from torchfl import _device_module  # needs torch, which reading a descriptor must not import
 
     c = engine()
     device_type = lowered["device_type"]

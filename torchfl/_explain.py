@@ -8,7 +8,7 @@ from torchfl._native import engine
 
 
 def overloads(op: str) -> list[tuple[str, str]]:
-    """(base name, overload) of every operator `op` can mean, most specific first: itself, or what it is taken apart to."""
+    """(base name, overload) of every operator `op` can mean, most specific first: itself, or its parts."""
     import torch
 
     from torchfl.hcd import opnames
@@ -29,8 +29,6 @@ def overloads(op: str) -> list[tuple[str, str]]:
 
 
 def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str | None) -> dict[str, Any]:
-    import torch
-
     c = engine()
     index = _index_of(device, args)
     errors = []
@@ -39,10 +37,11 @@ def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str 
             answer: dict[str, Any] = c.explain(f"aten::{base}", overload, args, kwargs, index)
             return answer
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if str(error).startswith("no operator"):
+                continue  # a form that exists for TorchScript numbers only
             errors.append(f"{base}{'.' + overload if overload else ''}: {str(error).splitlines()[0]}")
     if not errors:
         raise ValueError(f"no operator {op!r}")
-    del torch
     raise ValueError(f"no form of {op} takes these arguments:\n  " + "\n  ".join(errors))
 
 

@@ -2,8 +2,8 @@
 //
 // Contract: allocate uses the current device and stream; the GIL is never taken here or in the deleter. A DataPtr's
 // context is the allocator's Block, so that record_stream and the deleter need no lookup.
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include "runtime.h"
 
@@ -31,7 +31,8 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
     const c10::Device device(kDevice, c10::DeviceIndex(index));
     if (bytes == 0) return c10::DataPtr(nullptr, device);
     DeviceEntry& entry = runtime::device(index);
-    CachingAllocator::Block* block = guarded([&] { return entry.allocator->allocate(bytes, runtime::current_stream(index)); });
+    CachingAllocator::Block* block =
+        guarded([&] { return entry.allocator->allocate(bytes, runtime::current_stream(index)); });
     block->owner = entry.allocator.get();
     return c10::DataPtr(block->ptr, block, &release_block, device);
   }
@@ -45,7 +46,7 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {
     for (int i = 0; i < runtime::device_count(); i++) {
       DeviceEntry& entry = runtime::device_unopened(i);
-      if (entry.opened) guarded([&] { entry.allocator->empty_cache(); });
+      if (entry.opened && !entry.device->lost()) guarded([&] { entry.allocator->empty_cache(); });
     }
   }
   void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {

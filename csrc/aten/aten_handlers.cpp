@@ -46,7 +46,8 @@ uba_status host_properties(void* device, uba_properties* properties) {
   return UBA_OK;
 }
 uba_status host_alloc(void* device, uint64_t bytes, void** ptr) {
-  const uint64_t alignment = std::max<uint64_t>(static_cast<HostMemoryDevice*>(device)->adapter->alignment, sizeof(void*));
+  const uint64_t alignment =
+      std::max<uint64_t>(static_cast<HostMemoryDevice*>(device)->adapter->alignment, sizeof(void*));
   return posix_memalign(ptr, alignment, bytes) == 0 ? UBA_OK : UBA_OUT_OF_MEMORY;
 }
 uba_status host_free(void*, void* ptr) {
@@ -81,13 +82,16 @@ uba_status host_open(int32_t, void** device) {
   return UBA_OK;
 }
 using OpenFn = uba_status (*)(int32_t, void**);
-constexpr OpenFn kOpens[] = {host_open<0>, host_open<1>, host_open<2>, host_open<3>, host_open<4>, host_open<5>, host_open<6>, host_open<7>};
+constexpr OpenFn kOpens[] = {host_open<0>, host_open<1>, host_open<2>, host_open<3>,
+                             host_open<4>, host_open<5>, host_open<6>, host_open<7>};
 
 }  // namespace
 
 std::shared_ptr<Adapter> host_memory_adapter(const std::string& name, uint64_t alignment, int count) {
-  if (count < 0 || size_t(count) >= std::size(kCounts)) throw Error(ErrorKind::load, name + ": register_device with " + std::to_string(count) + " devices; at most 8");
-  if (g_adapters.size() >= std::size(kOpens)) throw Error(ErrorKind::load, name + ": at most 8 ATen-style adapters in one process");
+  if (count < 0 || size_t(count) >= std::size(kCounts))
+    throw Error(ErrorKind::load, name + ": register_device with " + std::to_string(count) + " devices; at most 8");
+  if (g_adapters.size() >= std::size(kOpens))
+    throw Error(ErrorKind::load, name + ": at most 8 ATen-style adapters in one process");
   auto* adapter = new HostMemoryAdapter();  // lives as long as the process, as every adapter does
   adapter->name = name;
   adapter->alignment = alignment;
@@ -122,11 +126,13 @@ std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const st
     throw Error(ErrorKind::load, path + ": no function '" + function + "'. An adapter for device type '" + device_type +
                                      "' exports it with extern \"C\"; is it built for another chip?");
   }
-  if (slot == nullptr || built_for == nullptr) throw Error(ErrorKind::load, path + ": not built with torchfl/uba_aten.h");
+  if (slot == nullptr || built_for == nullptr)
+    throw Error(ErrorKind::load, path + ": not built with torchfl/uba_aten.h");
   const std::string theirs = built_for(), ours = TORCH_VERSION;
   auto minor = [](const std::string& version) { return version.substr(0, version.find('.', version.find('.') + 1)); };
   if (minor(theirs) != minor(ours)) {
-    throw Error(ErrorKind::load, path + ": built for torch " + theirs + ", running torch " + ours + ". Build it again with this torch.");
+    throw Error(ErrorKind::load,
+                path + ": built for torch " + theirs + ", running torch " + ours + ". Build it again with this torch.");
   }
   auto adapter = std::make_shared<AtenAdapter>();
   const fl::detail::Registry registry{fl::detail::kRegistryAbi, &book_device, &book_handler, adapter.get()};

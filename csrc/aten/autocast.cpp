@@ -30,7 +30,8 @@ c10::IValue cast(const c10::IValue& value, at::ScalarType to) {
   if (value.isTensor()) return at::autocast::cached_cast(to, value.toTensor(), kDevice);
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const c10::IValue& element : value.toListRef()) list.push_back(at::autocast::cached_cast(to, element.toTensor(), kDevice));
+    for (const c10::IValue& element : value.toListRef())
+      list.push_back(at::autocast::cached_cast(to, element.toTensor(), kDevice));
     return list;
   }
   return value;
@@ -111,9 +112,11 @@ void install(const std::map<std::string, std::vector<std::string>>& lists) {
   static bool installed = false;
   if (installed) return;
   installed = true;
-  static auto* fallthrough = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  static auto* fallthrough =
+      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   fallthrough->fallback(torch::CppFunction::makeFallthrough());
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   const std::pair<const char*, Policy> kPolicies[] = {{"lower_precision", Policy::lower_precision},
                                                       {"fp32", Policy::fp32},
                                                       {"fp32_set_opt_dtype", Policy::fp32_set_opt_dtype},
@@ -123,7 +126,8 @@ void install(const std::map<std::string, std::vector<std::string>>& lists) {
     if (found == lists.end()) continue;
     for (const std::string& op : found->second) {
       const size_t dot = op.find('.');
-      const std::string base = "aten::" + op.substr(0, dot), overload = dot == std::string::npos ? "" : op.substr(dot + 1);
+      const std::string base = "aten::" + op.substr(0, dot),
+                        overload = dot == std::string::npos ? "" : op.substr(dot + 1);
       if (!c10::Dispatcher::singleton().findSchema({base.c_str(), overload.c_str()}).has_value()) continue;
       library->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutocastKernel>(policy)));
     }

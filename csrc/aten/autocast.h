@@ -9,7 +9,8 @@
 
 namespace torchfl::autocast {
 
-// "lower_precision", "fp32", "fp32_set_opt_dtype", "promote" -> operators ("conv2d", "prod.dim_int"), as torch.cuda has them.
+// "lower_precision", "fp32", "fp32_set_opt_dtype", "promote" -> operators ("conv2d", "prod.dim_int"), as torch.cuda has
+// them.
 std::map<std::string, std::vector<std::string>> default_lists();
 // Registers the policies. Once a process; later calls are ignored (the first chip names the device type).
 void install(const std::map<std::string, std::vector<std::string>>& lists);

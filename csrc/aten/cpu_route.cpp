@@ -18,9 +18,17 @@ namespace {
 
 // Operators whose half-precision CPU kernel is an order of magnitude slower than float32's.
 bool slow_in_half(const std::string& base) {
-  static const std::unordered_set<std::string> names = {
-      "aten::convolution_overrideable", "aten::convolution_backward_overrideable", "aten::mm", "aten::bmm", "aten::addmm",
-      "aten::baddbmm", "aten::addbmm", "aten::mv", "aten::addmv", "aten::dot", "aten::addr"};
+  static const std::unordered_set<std::string> names = {"aten::convolution_overrideable",
+                                                        "aten::convolution_backward_overrideable",
+                                                        "aten::mm",
+                                                        "aten::bmm",
+                                                        "aten::addmm",
+                                                        "aten::baddbmm",
+                                                        "aten::addbmm",
+                                                        "aten::mv",
+                                                        "aten::addmv",
+                                                        "aten::dot",
+                                                        "aten::addr"};
   return names.count(base) != 0;
 }
 
@@ -58,12 +66,18 @@ class HostCall {
     if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;
       for (const c10::IValue& element : value.toListRef()) {
-        list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(bring_tensor(element.toTensor(), position)));
+        list.push_back(element.isNone() ? std::nullopt
+                                        : std::optional<at::Tensor>(bring_tensor(element.toTensor(), position)));
       }
       return list;
     }
     if (value.isDevice()) return c10::Device(c10::kCPU);
-    if (value.isGenerator()) return host_generator(value.toGenerator());
+    if (value.isGenerator()) {
+      const at::Generator& generator = value.toGenerator();
+      TORCH_CHECK(generator.device().type() == kDevice, "Expected a '", c10::get_privateuse1_backend(),
+                  "' device type for generator but found '", generator.device().str(), "'");
+      return host_generator(generator);
+    }
     return value;
   }
 
@@ -228,7 +242,8 @@ void run_on_cpu(OpState& op, torch::jit::Stack* stack, OpCounters& counters, int
     try {
       run_once(op, stack, device, false);
     } catch (const c10::Error& error) {
-      // The CPU has no half-precision kernel of this operator. Nothing was written: such a kernel fails at its dispatch.
+      // The CPU has no half-precision kernel of this operator. Nothing was written: such a kernel fails at its
+      // dispatch.
       const std::string text = error.what_without_backtrace();
       if (text.find("not implemented for") == std::string::npos && text.find("mixed dtype") == std::string::npos) throw;
       run_once(op, stack, device, true);
@@ -236,7 +251,8 @@ void run_on_cpu(OpState& op, torch::jit::Stack* stack, OpCounters& counters, int
   } else {
     run_once(op, stack, device, false);
   }
-  counters.host_bytes.fetch_add(g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load() - before, std::memory_order_relaxed);
+  counters.host_bytes.fetch_add(g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load() - before,
+                                std::memory_order_relaxed);
 }
 
 }  // namespace torchfl

@@ -42,12 +42,13 @@ void construct(c10::Device* self, const std::string& text) {
   int index = -1;
   if (colon != std::string::npos) {
     const std::string digits = text.substr(colon + 1);
-    const bool valid = !digits.empty() && digits.size() <= 4 && digits.find_first_not_of("0123456789") == std::string::npos &&
+    const bool valid = !digits.empty() && digits.size() <= 4 &&
+                       digits.find_first_not_of("0123456789") == std::string::npos &&
                        (digits.size() == 1 || digits[0] != '0');
     TORCH_CHECK(valid, "Invalid device string: '", text, "'");
     const int local = std::stoi(digits);
-    TORCH_CHECK(local < range.count, "Invalid device string: '", text, "': there ", range.count == 1 ? "is " : "are ", range.count,
-                " device(s) of this chip");
+    TORCH_CHECK(local < range.count, "Invalid device string: '", text, "': there ", range.count == 1 ? "is " : "are ",
+                range.count, " device(s) of this chip");
     index = range.first + local;
   } else if (range.first != 0) {
     // Without an index: the current device if it is of this chip, else the chip's first. (The first chip keeps
@@ -86,7 +87,8 @@ bool write_slot(void** address, void* value) {
   return true;
 }
 
-void visit_relocations(ElfW(Addr) base, const ElfW(Rela) * table, size_t bytes, const ElfW(Sym) * symbols, const char* strings) {
+void visit_relocations(ElfW(Addr) base, const ElfW(Rela) * table, size_t bytes, const ElfW(Sym) * symbols,
+                       const char* strings) {
   for (size_t i = 0; i < bytes / sizeof(ElfW(Rela)); i++) {
     const unsigned type = unsigned(ELF64_R_TYPE(table[i].r_info));
     if (type != kJumpSlot && type != kGlobDat) continue;
@@ -109,15 +111,29 @@ int visit_library(dl_phdr_info* info, size_t, void*) {
   const char* strings = nullptr;
   for (int i = 0; i < info->dlpi_phnum; i++) {
     if (info->dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
-    for (auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr); entry->d_tag != DT_NULL; entry++) {
+    for (auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+         entry->d_tag != DT_NULL; entry++) {
       switch (entry->d_tag) {
-        case DT_JMPREL: plt = reinterpret_cast<const ElfW(Rela)*>(entry->d_un.d_ptr); break;
-        case DT_PLTRELSZ: plt_bytes = entry->d_un.d_val; break;
-        case DT_RELA: rela = reinterpret_cast<const ElfW(Rela)*>(entry->d_un.d_ptr); break;
-        case DT_RELASZ: rela_bytes = entry->d_un.d_val; break;
-        case DT_SYMTAB: symbols = reinterpret_cast<const ElfW(Sym)*>(entry->d_un.d_ptr); break;
-        case DT_STRTAB: strings = reinterpret_cast<const char*>(entry->d_un.d_ptr); break;
-        default: break;
+        case DT_JMPREL:
+          plt = reinterpret_cast<const ElfW(Rela)*>(entry->d_un.d_ptr);
+          break;
+        case DT_PLTRELSZ:
+          plt_bytes = entry->d_un.d_val;
+          break;
+        case DT_RELA:
+          rela = reinterpret_cast<const ElfW(Rela)*>(entry->d_un.d_ptr);
+          break;
+        case DT_RELASZ:
+          rela_bytes = entry->d_un.d_val;
+          break;
+        case DT_SYMTAB:
+          symbols = reinterpret_cast<const ElfW(Sym)*>(entry->d_un.d_ptr);
+          break;
+        case DT_STRTAB:
+          strings = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+          break;
+        default:
+          break;
       }
     }
   }

@@ -48,7 +48,7 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getNewStream(c10::Device device, int priority) const override {
     const int index = index_of(device);
-    return c10::Stream(c10::Stream::UNSAFE, device_at(index), runtime::device(index).new_stream(priority));
+    return c10::Stream(c10::Stream::UNSAFE, device_at(index), runtime::device(index).pooled_stream(priority < 0));
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const int index = stream.device_index();
@@ -113,7 +113,8 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
     capability.capability_data.capability_bits = 0;
     for (int i = 0; i < int(c10::NUMBER_OF_DEVICE_CAPABILITIES); i++) {
       const int32_t dtype = to_uba_dtype(c10::ScalarType(i));
-      if (dtype != 0 && (dtypes & dtype_bit(dtype)) != 0) capability.capability_data.capability_bits |= uint64_t(1) << i;
+      if (dtype != 0 && (dtypes & dtype_bit(dtype)) != 0)
+        capability.capability_data.capability_bits |= uint64_t(1) << i;
     }
     return capability;
   }

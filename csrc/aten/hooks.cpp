@@ -162,7 +162,8 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   if (kept > 0) {
     DeviceEntry& entry = runtime::device(storage->device().index());
     guarded([&] {
-      entry.device->copy(runtime::current_stream(entry.index), fresh.get(), storage->data(), kept, UBA_DEVICE_TO_DEVICE);
+      entry.device->copy(runtime::current_stream(entry.index), fresh.get(), storage->data(), kept,
+                         UBA_DEVICE_TO_DEVICE);
     });
   }
   storage->set_data_ptr_noswap(std::move(fresh));

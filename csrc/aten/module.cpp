@@ -34,8 +34,9 @@ DtypeSet dtype_set(const std::vector<std::string>& names) {
 
 Condition condition_from(const py::dict& row) {
   static const std::map<std::string, Condition::Op> kOps = {
-      {"in", Condition::Op::in}, {"min", Condition::Op::min}, {"max", Condition::Op::max},
-      {"multiple_of", Condition::Op::multiple_of}, {"equals", Condition::Op::equals}, {"not", Condition::Op::not_in}};
+      {"in", Condition::Op::in},         {"min", Condition::Op::min},
+      {"max", Condition::Op::max},       {"multiple_of", Condition::Op::multiple_of},
+      {"equals", Condition::Op::equals}, {"not", Condition::Op::not_in}};
   Condition condition;
   condition.name = row["name"].cast<std::string>();
   condition.op = kOps.at(row["op"].cast<std::string>());
@@ -63,7 +64,8 @@ OpPath op_path_from(const py::dict& row) {
     path.dtypes.emplace_back(item.first.cast<std::string>(), dtype_set(item.second.cast<std::vector<std::string>>()));
   }
   path.layouts = get<std::vector<std::string>>(row, "layouts", {});
-  for (py::handle condition : row["where"].cast<py::list>()) path.where.push_back(condition_from(condition.cast<py::dict>()));
+  for (py::handle condition : row["where"].cast<py::list>())
+    path.where.push_back(condition_from(condition.cast<py::dict>()));
   path.why = get<std::string>(row, "why", "");
   path.line = get<int>(row, "line", 0);
   for (auto item : row["cost"].cast<py::dict>()) {
@@ -74,7 +76,8 @@ OpPath op_path_from(const py::dict& row) {
     } else if (py::isinstance<py::list>(item.second)) {
       const auto values = item.second.cast<std::vector<double>>();
       static const char* const kAxis[] = {"_m", "_n", "_k"};
-      for (size_t i = 0; i < values.size() && i < 3; i++) path.cost[item.first.cast<std::string>() + kAxis[i]] = values[i];
+      for (size_t i = 0; i < values.size() && i < 3; i++)
+        path.cost[item.first.cast<std::string>() + kAxis[i]] = values[i];
     } else if (py::isinstance<py::str>(item.second)) {
       path.cost[item.first.cast<std::string>()] = 1;  // a quality by name: reuse: on_chip_cache, prefetch: dma
     }
@@ -84,8 +87,8 @@ OpPath op_path_from(const py::dict& row) {
 
 constexpr double kPicosecond = 1e-12;
 
-// A row's cost terms that follow from the chip as a whole: the rate of the unit that serves its dtype, and the bandwidth of
-// the memory that it works from. What the descriptor does not say stays unknown.
+// A row's cost terms that follow from the chip as a whole: the rate of the unit that serves its dtype, and the
+// bandwidth of the memory that it works from. What the descriptor does not say stays unknown.
 void price_rows(Chip& chip, const py::dict& lowered) {
   const auto units = lowered["compute_units"].cast<py::dict>();
   const auto memory = lowered["memory"].cast<py::dict>();
@@ -156,7 +159,8 @@ py::dict chip_info(const ChipEntry& entry) {
   info["source"] = entry.chip.source;
   std::vector<std::string> missing;
   for (const OpPath& row : entry.chip.ops) {
-    if (entry.handlers.count(row.kernel) == 0 && entry.adapter->find_kernel(row.kernel) == nullptr) missing.push_back(row.kernel);
+    if (entry.handlers.count(row.kernel) == 0 && entry.adapter->find_kernel(row.kernel) == nullptr)
+      missing.push_back(row.kernel);
   }
   info["missing_kernels"] = missing;
   return info;
@@ -236,10 +240,12 @@ py::dict transfers() {
   return out;
 }
 
-py::dict explain_call(const std::string& op_name, const std::string& overload, const py::tuple& args, const py::dict& kwargs, int index) {
+py::dict explain_call(const std::string& op_name, const std::string& overload, const py::tuple& args,
+                      const py::dict& kwargs, int index) {
   auto handle = c10::Dispatcher::singleton().findSchema({op_name.c_str(), overload.c_str()});
   TORCH_CHECK_VALUE(handle.has_value(), "no operator ", op_name, overload.empty() ? "" : ".", overload);
-  torch::jit::Stack stack = torch::jit::createStackForSchema(handle->schema(), torch::jit::tuple_slice(args), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+  torch::jit::Stack stack = torch::jit::createStackForSchema(handle->schema(), torch::jit::tuple_slice(args),
+                                                             py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
   const Explanation why = explain(op_state(*handle), std::move(stack), index);
   py::dict out;
   out["op"] = why.op;
@@ -339,13 +345,15 @@ PYBIND11_MODULE(_C, m) {
     if (entry.opened) entry.synchronize_all();
   });
   m.def("properties", &properties);
-  m.def("default_generator", [](int index) { return at::globalContext().defaultGenerator(c10::Device(kDevice, c10::DeviceIndex(index))); });
+  m.def("default_generator",
+        [](int index) { return at::globalContext().defaultGenerator(c10::Device(kDevice, c10::DeviceIndex(index))); });
   m.def("memory_snapshot", &memory_snapshot);
   m.def("set_memory_limit", [](int index, uint64_t bytes) { runtime::device(index).allocator->set_limit(bytes); });
   m.def("empty_cache", [](int index) {
     py::gil_scoped_release nogil;
     DeviceEntry& entry = runtime::device_unopened(index);
-    if (entry.opened) guarded([&] { entry.allocator->empty_cache(); });
+    // A lost device takes nothing back; that is no reason to fail for the others.
+    if (entry.opened && !entry.device->lost()) guarded([&] { entry.allocator->empty_cache(); });
   });
 
   m.def("stats", &stats_rows);
@@ -358,12 +366,15 @@ PYBIND11_MODULE(_C, m) {
     stats::set_sink(&log_to_python);
     set_log_sink([](int32_t level, const char* text) { stats::log(level, text); });
   });
-  m.def("explain", &explain_call, py::arg("op"), py::arg("overload"), py::arg("args"), py::arg("kwargs"), py::arg("index"));
+  m.def("explain", &explain_call, py::arg("op"), py::arg("overload"), py::arg("args"), py::arg("kwargs"),
+        py::arg("index"));
   m.def("forget_plans", &forget_plans);
-  m.def("stream_handle", [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
+  m.def("stream_handle",
+        [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
   // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.
   m.def("data_address", [](const at::Tensor& tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.storage().data()) + uintptr_t(tensor.storage_offset()) * tensor.itemsize();
+    return reinterpret_cast<uintptr_t>(tensor.storage().data()) +
+           uintptr_t(tensor.storage_offset()) * tensor.itemsize();
   });
 
   m.def("add_device_name", &device_names::add);

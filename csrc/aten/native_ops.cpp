@@ -33,8 +33,8 @@ at::Tensor empty_memory_format(c10::SymIntArrayRef sym_sizes, std::optional<c10:
                                std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                                std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
-  TORCH_CHECK(layout.value_or(c10::Layout::Strided) == c10::Layout::Strided, "torch.empty on ", runtime::label(index_from(device)),
-              ": only strided tensors can be created, not ", *layout);
+  TORCH_CHECK(layout.value_or(c10::Layout::Strided) == c10::Layout::Strided, "torch.empty on ",
+              runtime::label(index_from(device)), ": only strided tensors can be created, not ", *layout);
   const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes);
   at::detail::check_size_nonnegative(sizes);
   at::Tensor out = empty_contiguous_on(index_from(device), dtype_from(dtype), sizes);
@@ -48,9 +48,11 @@ at::Tensor empty_strided(c10::SymIntArrayRef sym_sizes, c10::SymIntArrayRef sym_
                          std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                          std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
-  TORCH_CHECK(layout.value_or(c10::Layout::Strided) == c10::Layout::Strided, "only strided tensors can be created, not ", *layout);
+  TORCH_CHECK(layout.value_or(c10::Layout::Strided) == c10::Layout::Strided,
+              "only strided tensors can be created, not ", *layout);
   const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes), strides = C10_AS_INTARRAYREF_SLOW(sym_strides);
-  TORCH_CHECK(sizes.size() == strides.size(), "empty_strided: ", sizes.size(), " sizes but ", strides.size(), " strides");
+  TORCH_CHECK(sizes.size() == strides.size(), "empty_strided: ", sizes.size(), " sizes but ", strides.size(),
+              " strides");
   at::detail::check_size_nonnegative(sizes);
   for (int64_t stride : strides) TORCH_CHECK(stride >= 0, "empty_strided: negative stride ", stride);
   return empty_on(index_from(device), dtype_from(dtype), sizes, strides);
@@ -71,6 +73,12 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes, c10:
   return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides));
 }
 
+// Bytes of storage that the tensor's shape asks for. Raises where no storage could hold them.
+size_t bytes_reached(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(), size_t(tensor.storage_offset()));
+}
+
 // Grows the storage when the new shape needs it, as at::native::resize_ does for the CPU.
 void resize_geometry(const at::Tensor& self, c10::IntArrayRef sizes, std::optional<c10::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
@@ -79,7 +87,7 @@ void resize_geometry(const at::Tensor& self, c10::IntArrayRef sizes, std::option
     impl->set_sizes_contiguous(sizes);
   }
   if (format.has_value() && *format != c10::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
-  const size_t bytes = self.numel() == 0 ? 0 : size_t(span_of(self) + self.storage_offset()) * self.itemsize();
+  const size_t bytes = bytes_reached(self);
   if (bytes > self.storage().nbytes()) resize_storage(self.storage().unsafeGetStorageImpl(), bytes);
 }
 
@@ -90,7 +98,8 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes, std
 
 at::Tensor& set_storage_offset(at::Tensor& self, c10::Storage source, c10::SymInt offset, c10::SymIntArrayRef sizes,
                                c10::SymIntArrayRef strides) {
-  TORCH_CHECK(source.device().type() == kDevice, "set_: the storage is on ", source.device(), ", the tensor on ", self.device());
+  TORCH_CHECK(source.device().type() == kDevice, "set_: the storage is on ", source.device(), ", the tensor on ",
+              self.device());
   const auto size_list = C10_AS_INTARRAYREF_SLOW(sizes), stride_list = C10_AS_INTARRAYREF_SLOW(strides);
   at::native::checkSetStorage(self, source, offset.guard_int(__FILE__, __LINE__), size_list, stride_list);
   auto* impl = self.unsafeGetTensorImpl();
@@ -100,7 +109,7 @@ at::Tensor& set_storage_offset(at::Tensor& self, c10::Storage source, c10::SymIn
   } else {
     impl->set_sizes_and_strides(size_list, stride_list);
   }
-  const size_t bytes = self.numel() == 0 ? 0 : size_t(span_of(self) + self.storage_offset()) * self.itemsize();
+  const size_t bytes = bytes_reached(self);
   if (bytes > self.storage().nbytes()) resize_storage(self.storage().unsafeGetStorageImpl(), bytes);
   return self;
 }
@@ -112,7 +121,8 @@ at::Tensor& set_storage(at::Tensor& self, c10::Storage source) {
 
 at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   if (self.is_same(source)) return self;
-  return set_storage_offset(self, source.storage(), source.sym_storage_offset(), source.sym_sizes(), source.sym_strides());
+  return set_storage_offset(self, source.storage(), source.sym_storage_offset(), source.sym_sizes(),
+                            source.sym_strides());
 }
 
 at::Tensor& set_nothing(at::Tensor& self) {
@@ -144,13 +154,13 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 }
 
 at::Tensor& fill_scalar(at::Tensor& self, const at::Scalar& value) {
-  at::assert_no_internal_overlap(self);
   builtin_call(self, "aten::fill_", "fill_nd", [&] { fill_tensor(self, value); });
   return self;
 }
 
 at::Tensor& fill_from_tensor(at::Tensor& self, const at::Tensor& value) {
-  TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(), " dimensions.");
+  TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(),
+              " dimensions.");
   if (value.is_cpu()) return fill_scalar(self, value.item());
   copy_tensor(self, value, false);  // broadcasts on the device: no element needs to visit the host
   return self;
@@ -162,9 +172,10 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   static_cast<c10::DeviceAllocator*>(device_allocator())->recordStream(self.storage().data_ptr(), stream);
 }
 
-// Which attention kernel `scaled_dot_product_attention` takes: 0 is the composite one, made of operators that are routed.
-int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
-                         bool, std::optional<double>, bool) {
+// Which attention kernel `scaled_dot_product_attention` takes: 0 is the composite one, made of operators that are
+// routed.
+int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                         double, bool, std::optional<double>, bool) {
   return 0;
 }
 
@@ -235,8 +246,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("cat.out", &cat_out);
 }
 
-// The conj and neg fallbacks materialise their arguments by `clone`, which copies by `_copy_from`, which they would catch
-// again, without end. copy_tensor resolves the bits itself.
+// The conj and neg fallbacks materialise their arguments by `clone`, which copies by `_copy_from`, which they would
+// catch again, without end. copy_tensor resolves the bits itself.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
   m.impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough());

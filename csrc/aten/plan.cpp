@@ -67,13 +67,15 @@ class Template {
     slot.rank = int32_t(tensor.dim());
     slot.sizes = keep(tensor.sizes());
     slot.strides = converted ? keep(packed_strides(tensor.sizes(), tensor.strides(), true)) : keep(tensor.strides());
-    if (!converted && tensor.device().type() == kDevice) slot.byte_offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+    if (!converted && tensor.device().type() == kDevice)
+      slot.byte_offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
     plan_.tensors.push_back(slot);
     plan_.patches.push_back(patch);
     return patch.tensor;
   }
 
-  void add_number(uba_value& value, int index, const c10::Scalar& number, int arg, Plan::Patch::Source source, bool floating) {
+  void add_number(uba_value& value, int index, const c10::Scalar& number, int arg, Plan::Patch::Source source,
+                  bool floating) {
     value.count = 1;
     if (floating) {
       value.kind = UBA_DOUBLE;
@@ -121,8 +123,10 @@ void fill_arguments(OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType
   plan.values.assign(op.kernel_args.size(), uba_value{});
   const bool compute_floats = compute == c10::ScalarType::Undefined || c10::isFloatingType(compute);
   auto add = [&](const at::Tensor& tensor, int position, int element) {
-    if (to_uba_dtype(tensor.scalar_type()) == 0) throw Unroutable{std::string(c10::toString(tensor.scalar_type())) + " has no meaning for an adapter"};
-    const c10::ScalarType convert = follows_compute_dtype(op, position, tensor, compute) ? compute : tensor.scalar_type();
+    if (to_uba_dtype(tensor.scalar_type()) == 0)
+      throw Unroutable{std::string(c10::toString(tensor.scalar_type())) + " has no meaning for an adapter"};
+    const c10::ScalarType convert =
+        follows_compute_dtype(op, position, tensor, compute) ? compute : tensor.scalar_type();
     return build.add_tensor(tensor, convert, position, element);
   };
   for (size_t k = 0; k < op.kernel_args.size(); k++) {
@@ -147,21 +151,25 @@ void fill_arguments(OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType
       const int first = int(plan.tensors.size());
       for (size_t e = 0; e < list.size(); e++) {
         const at::Tensor& tensor = list[e].toTensor();
-        if (!tensor.defined() || tensor.device().type() != kDevice) throw Unroutable{"'" + name + "' holds a tensor that is not on the device"};
+        if (!tensor.defined() || tensor.device().type() != kDevice)
+          throw Unroutable{"'" + name + "' holds a tensor that is not on the device"};
         add(tensor, position, int(e));
       }
       build.refer(int(k), first, int(list.size()), true);
     } else if (arg.isInt() || arg.isDouble() || arg.isBool()) {
       const bool scales = op.scales[size_t(position)];
-      const bool floating = arg.isDouble() || (scales && op.pointwise && compute_floats && compute != c10::ScalarType::Undefined);
+      const bool floating =
+          arg.isDouble() || (scales && op.pointwise && compute_floats && compute != c10::ScalarType::Undefined);
       build.add_number(value, int(k), arg.toScalar(), position, Plan::Patch::number, floating);
-      if (!op.patched[size_t(position)]) plan.patches.pop_back();  // part of the signature: the template's value is right for ever
+      if (!op.patched[size_t(position)])
+        plan.patches.pop_back();  // part of the signature: the template's value is right for ever
       if (!scales && arg.isInt() && schema_args[size_t(position)].type()->str() == "ScalarType") {
         value.v.i = to_uba_dtype(c10::ScalarType(arg.toInt()));
       }
     } else if (arg.isIntList() || arg.isBoolList()) {
       std::vector<int64_t> values;
-      for (const c10::IValue& element : arg.toListRef()) values.push_back(element.isBool() ? int64_t(element.toBool()) : element.toInt());
+      for (const c10::IValue& element : arg.toListRef())
+        values.push_back(element.isBool() ? int64_t(element.toBool()) : element.toInt());
       value.kind = UBA_INT_LIST;
       value.count = uint32_t(values.size());
       value.v.ints = build.keep(values);
@@ -187,7 +195,10 @@ void fill_arguments(OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType
 std::string mapping_line(const OpPath& row, const Plan& plan) {
   std::string layout = "scalar", dtype;
   for (const uba_tensor& tensor : plan.tensors) {
-    layout = tensor.rank == 4 ? layout_name(tensor) : tensor.rank == 0 ? "scalar" : is_contiguous(tensor) ? "contiguous" : "strided";
+    layout = tensor.rank == 4        ? layout_name(tensor)
+             : tensor.rank == 0      ? "scalar"
+             : is_contiguous(tensor) ? "contiguous"
+                                     : "strided";
     dtype = dtype_name(tensor.dtype);
     break;
   }
@@ -203,10 +214,12 @@ std::string mapping_line(const OpPath& row, const Plan& plan) {
 void announce_elsewhere(const OpState& op, Plan& plan, const std::string& path, const std::string& reason, bool first) {
   if (first) {
     const bool composite = plan.kind == Plan::Kind::composite;
-    stats::log(composite ? 0 : 2, op.display + " on " + plan.entry->label + (composite ? " is taken apart by PyTorch: " : " runs on the CPU: ") + reason);
+    stats::log(composite ? 0 : 2, op.display + " on " + plan.entry->label +
+                                      (composite ? " is taken apart by PyTorch: " : " runs on the CPU: ") + reason);
   }
   if (stats::debug_lines()) {
-    std::fprintf(stderr, "[SME] Fallback to %s: %s (%s)\n", path == "cpu" ? "CPU" : path.c_str(), op.display.c_str(), reason.c_str());
+    std::fprintf(stderr, "[SME] Fallback to %s: %s (%s)\n", path == "cpu" ? "CPU" : path.c_str(), op.display.c_str(),
+                 reason.c_str());
   }
 }
 
@@ -225,8 +238,8 @@ bool shares_memory_kind(const OpState& op, at::ArrayRef<c10::IValue> args) {
 
 }  // namespace
 
-BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device, const Refused& refused,
-                     bool announce) {
+BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
+                     const Refused& refused, bool announce) {
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;
@@ -268,12 +281,14 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   } else if (op.functional.has_value() && !op.returns.empty()) {
     std::vector<c10::IValue> functional_args;
     for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
-    if (auto inferred = infer_outputs(*op.functional, op.schema.name, functional_args)) functional = std::move(*inferred);
+    if (auto inferred = infer_outputs(*op.functional, op.schema.name, functional_args))
+      functional = std::move(*inferred);
   }
 
   Template build(plan);
   try {
-    const c10::ScalarType compute = compute_dtype(op, args, functional.empty() ? c10::ScalarType::Undefined : functional[0].dtype);
+    const c10::ScalarType compute =
+        compute_dtype(op, args, functional.empty() ? c10::ScalarType::Undefined : functional[0].dtype);
     fill_arguments(op, args, compute, plan, build);
   } catch (const Unroutable& why) {
     plan.patches.clear();
@@ -291,7 +306,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   } else {
     for (size_t i = 0; i < op.returns.size(); i++) {
       const int written = op.returns[i];
-      if (written < 0 || !args[size_t(written)].isTensor()) return elsewhere("this form writes its arguments and returns something else");
+      if (written < 0 || !args[size_t(written)].isTensor())
+        return elsewhere("this form writes its arguments and returns something else");
       const at::Tensor& target = args[size_t(written)].toTensor();
       Plan::Output output;
       output.written_arg = written;
@@ -352,7 +368,9 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   for (size_t k = 0; k < op.kernel_args.size(); k++) {
     const auto& arg = op.handle.schema().arguments()[size_t(op.kernel_args[k])];
     const c10::IValue& given = args[size_t(op.kernel_args[k])];
-    if (!given.isTensor() && arg.default_value().has_value()) schema.at_default[k] = given == *arg.default_value();
+    const bool tensor = given.isTensor() && given.toTensor().defined() && given.toTensor().device().type() == kDevice;
+    // A number where the schema says Tensor (`x + 2`), or an argument without a default, is no default either.
+    schema.at_default[k] = tensor || (arg.default_value().has_value() && !given.isTensor() && given == *arg.default_value());
   }
   RouteTable::Query query;
   query.call = {&schema, plan.values.data(), int(plan.values.size()), output_views.data(), int(output_views.size())};
@@ -383,8 +401,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     const c10::IValue& arg = args[size_t(patch.arg)];
     const at::Tensor& tensor = patch.element < 0 ? arg.toTensor() : arg.toListRef()[size_t(patch.element)].toTensor();
     if ((chip.chip.dtypes & dtype_bit(to_uba_dtype(tensor.scalar_type()))) == 0) {
-      const std::string reason = std::string(dtype_name(to_uba_dtype(tensor.scalar_type()))) + " is no dtype of " + chip.chip.name +
-                                 " (" + dtype_set_text(chip.chip.dtypes) + ")";
+      const std::string reason = std::string(dtype_name(to_uba_dtype(tensor.scalar_type()))) + " is no dtype of " +
+                                 chip.chip.name + " (" + dtype_set_text(chip.chip.dtypes) + ")";
       plan.patches.clear();
       decision.attempts.clear();
       built.row = nullptr;

@@ -34,27 +34,27 @@ struct Plan {
 
   // Where addresses and numbers come from.
   struct Patch {
-    int16_t arg;       // position on the stack
-    int16_t element;   // in a list, or -1
-    int16_t value;     // index in `values` (numbers)
-    int32_t tensor;    // index in `tensors` (tensors)
+    int16_t arg;      // position on the stack
+    int16_t element;  // in a list, or -1
+    int16_t value;    // index in `values` (numbers)
+    int32_t tensor;   // index in `tensors` (tensors)
     enum Source : uint8_t { tensor_address, prepared_tensor, number, host_number } source;
-    bool floating;     // numbers: as UBA_DOUBLE, else UBA_INT
+    bool floating;          // numbers: as UBA_DOUBLE, else UBA_INT
     c10::ScalarType dtype;  // prepared: what it is converted to
   };
   std::vector<Patch> patches;
 
   struct Output {
-    OutputShape shape;         // of what the kernel writes
+    OutputShape shape;  // of what the kernel writes
     size_t bytes = 0;
     bool contiguous = false;
-    int written_arg = -1;      // >= 0: the argument (in place or out=) that receives it
+    int written_arg = -1;            // >= 0: the argument (in place or out=) that receives it
     bool through_temporary = false;  // the kernel cannot write there directly: a copy follows
   };
   std::vector<Output> outputs;
-  int prepared = 0;            // number of prepared_tensor patches
-  bool may_overlap = false;    // written and read arguments may share memory: look before running
-  std::string error;           // for Kind::error
+  int prepared = 0;          // number of prepared_tensor patches
+  bool may_overlap = false;  // written and read arguments may share memory: look before running
+  std::string error;         // for Kind::error
 };
 
 // Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time.
@@ -66,8 +66,8 @@ struct BuiltPlan {
   // out= arguments that must be resized before the call can be decided: position and size. `plan` is empty then.
   std::vector<std::pair<int, c10::SmallVector<int64_t, 6>>> resize;
 };
-BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device, const Refused& refused,
-                     bool announce);
+BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
+                     const Refused& refused, bool announce);
 
 // Allocates, fills in and runs. False: the kernel said "not supported" (its reason is in take_sdk_message()).
 bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack);

@@ -22,7 +22,8 @@ bool ends_with(const std::string& text, char c) { return !text.empty() && text.b
 std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema, const std::string& base) {
   static const auto* by_name = [] {
     auto* index = new std::unordered_multimap<std::string, std::string>();
-    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) index->emplace(name.name, name.overload_name);
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+      index->emplace(name.name, name.overload_name);
     return index;
   }();
   auto inputs = [](const c10::FunctionSchema& s) {
@@ -55,10 +56,12 @@ std::atomic<int64_t> g_version{0};  // grows with each chip, and when plans are 
 OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schema().arguments().size()) {
   const c10::FunctionSchema& s = op.schema();
   display = s.overload_name().empty() ? s.name() : s.name() + "." + s.overload_name();
+  // Users know these by the names without the suffix, which only out-of-tree backends meet.
+  if (const size_t suffix = display.find("_overrideable"); suffix != std::string::npos) display.erase(suffix);
   std::string base = s.name();
   const bool mutable_form = s.is_mutable();
-  bool in_place = mutable_form && ends_with(base, '_') && !s.arguments().empty() && s.arguments()[0].alias_info() != nullptr &&
-                  s.arguments()[0].alias_info()->isWrite();
+  bool in_place = mutable_form && ends_with(base, '_') && !s.arguments().empty() &&
+                  s.arguments()[0].alias_info() != nullptr && s.arguments()[0].alias_info()->isWrite();
   if (in_place) base.pop_back();
   for (size_t i = 0; i < s.arguments().size(); i++) {
     const c10::Argument& arg = s.arguments()[i];
@@ -93,14 +96,18 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
   if (base == "aten::native_batch_norm") hidden_writes = {3, 4};
 
   pointwise = op.hasTag(at::Tag::pointwise) || (functional.has_value() && functional->hasTag(at::Tag::pointwise));
-  static const std::unordered_map<std::string, bool> kScaled = {{"aten::addmm", true}, {"aten::baddbmm", true}, {"aten::addmv", true},
-                                                               {"aten::addbmm", true}, {"aten::addr", true}};
+  static const std::unordered_map<std::string, bool> kScaled = {{"aten::addmm", true},
+                                                                {"aten::baddbmm", true},
+                                                                {"aten::addmv", true},
+                                                                {"aten::addbmm", true},
+                                                                {"aten::addr", true}};
   for (const c10::Argument& arg : s.arguments()) {
     const bool number = arg.type()->kind() == c10::TypeKind::NumberType;
     scales.push_back(number && (pointwise || kScaled.count(base) != 0));
   }
   refresh_patched(*this);
-  for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
+  for (c10::DispatchKey key :
+       {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
     if (!is_stub(base) && op.hasKernelForDispatchKey(key)) {
       composite = key;
       break;
@@ -120,7 +127,9 @@ void refresh_patched(OpState& op) {
 }
 
 bool OpState::writes(int position) const {
-  auto in = [position](const std::vector<int>& list) { return std::find(list.begin(), list.end(), position) != list.end(); };
+  auto in = [position](const std::vector<int>& list) {
+    return std::find(list.begin(), list.end(), position) != list.end();
+  };
   return in(written) || in(hidden_writes);
 }
 
@@ -145,8 +154,8 @@ OpState& op_state(const c10::OperatorHandle& op) {
 
 namespace {
 
-// Open addressing by the signature's hash; one per thread, so that a lookup needs no lock. When it is full everything goes:
-// dynamic shapes must not grow it without bound. Plans in use by an outer call outlive that in `retired`.
+// Open addressing by the signature's hash; one per thread, so that a lookup needs no lock. When it is full everything
+// goes: dynamic shapes must not grow it without bound. Plans in use by an outer call outlive that in `retired`.
 class PlanCache {
  public:
   Plan* find(uint64_t hash, const Signature& signature) {
@@ -293,22 +302,59 @@ void route(OpState& op, torch::jit::Stack* stack) {
   run_elsewhere(*plan, op, stack);
 }
 
+namespace {
+
+// A tensor that is like `meta` but on device `index`, with no memory behind it: enough to decide on.
+at::Tensor stand_in(const at::Tensor& meta, int index) {
+  const c10::Device device(kDevice, c10::DeviceIndex(index));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), device_allocator(), /*resizable=*/true);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
+  return tensor;
+}
+
+c10::IValue stand_in(const c10::IValue& value, int index) {
+  if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_meta())
+    return stand_in(value.toTensor(), index);
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const c10::IValue& element : value.toListRef()) list.push_back(stand_in(element, index).toTensor());
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& element : value.toListRef()) {
+      list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(stand_in(element, index).toTensor()));
+    }
+    return list;
+  }
+  return value;
+}
+
+}  // namespace
+
 Explanation explain(OpState& op, torch::jit::Stack stack, int index) {
+  for (c10::IValue& value : stack) value = stand_in(value, index);
   Signature signature;
   read_signature(op, stack, signature);
   BuiltPlan built = build_plan(op, stack, signature, index, {}, false);
-  TORCH_CHECK_VALUE(built.resize.empty(), op.display, ": out= has another shape than the result; explain it with one that fits");
+  TORCH_CHECK_VALUE(built.resize.empty(), op.display,
+                    ": out= has another shape than the result; explain it with one that fits");
   Explanation out;
   out.op = op.display;
   out.device = runtime::label(index);
   out.path = built.plan->kind == Plan::Kind::composite ? "composite" : path_name(built.decision.path);
-  out.target = built.decision.row != nullptr && built.decision.path == Path::native ? built.decision.row->kernel : out.path;
+  out.target =
+      built.decision.row != nullptr && built.decision.path == Path::native ? built.decision.row->kernel : out.path;
   out.reason = built.decision.reason;
   out.attempts = built.decision.attempts;
   for (const Plan::Patch& patch : built.plan->patches) {
     if (patch.source != Plan::Patch::prepared_tensor) continue;
     const uba_tensor& slot = built.plan->tensors[size_t(patch.tensor)];
-    out.transforms.push_back(op.handle.schema().arguments()[size_t(patch.arg)].name() + " as " + dtype_name(slot.dtype) + ", " + layout_name(slot));
+    out.transforms.push_back(op.handle.schema().arguments()[size_t(patch.arg)].name() + " as " +
+                             dtype_name(slot.dtype) + ", " + layout_name(slot));
   }
   return out;
 }
@@ -325,8 +371,15 @@ OpCounters& begin_builtin(std::atomic<OpCounters*>* cache, int index, const char
 }
 
 namespace {
-uint64_t now() { return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count()); }
-uint64_t host_bytes() { return g_transfers.to_device_bytes.load(std::memory_order_relaxed) + g_transfers.to_host_bytes.load(std::memory_order_relaxed); }
+uint64_t now() {
+  return uint64_t(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+uint64_t host_bytes() {
+  return g_transfers.to_device_bytes.load(std::memory_order_relaxed) +
+         g_transfers.to_host_bytes.load(std::memory_order_relaxed);
+}
 }  // namespace
 
 void Timer::start() {
@@ -360,7 +413,8 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { route(o
 }  // namespace
 
 void register_routes() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   static auto* registered = new std::unordered_map<std::string, bool>();
   auto& dispatcher = c10::Dispatcher::singleton();
   g_version.fetch_add(1);

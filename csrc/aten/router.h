@@ -1,7 +1,7 @@
 // router.h: the generic route: one boxed kernel that serves every routed operator of every chip.
 //
-// Contract: a call is decided once for each signature (operator, device, dtypes, sizes, strides, alignment, and the plain
-// arguments that shape it) and the decision is kept for the calling thread; numbers that only scale the values
+// Contract: a call is decided once for each signature (operator, device, dtypes, sizes, strides, alignment, and the
+// plain arguments that shape it) and the decision is kept for the calling thread; numbers that only scale the values
 // (`alpha`, the 2 of `x * 2`) are not part of a signature. A hit does no string work, takes no lock and allocates
 // nothing but the result.
 #pragma once
@@ -20,21 +20,21 @@ namespace torchfl {
 struct OpState {
   explicit OpState(const c10::OperatorHandle& op);
   c10::OperatorHandle handle;
-  size_t arg_count;                  // of the schema
-  std::string display;               // "aten::add_.Tensor"
-  OpSchema schema;                   // of the functional form: base name, overload, argument names
-  std::vector<int> kernel_args;      // positions in the schema of what a kernel gets: all but out arguments
-  std::vector<int> written;          // positions of the arguments that the schema says are written
-  std::vector<int> hidden_writes;    // written too, though the schema is silent (batch norm's running statistics)
-  std::vector<int> returns;          // for each return: the written argument it is, or -1 for a new value
-  std::vector<uint8_t> scales;       // by position: a number that only scales values, whatever it is
-  std::vector<uint8_t> patched;      // ... and that no descriptor's condition looks at: no part of the signature
-  std::vector<bool> is_out;          // by position
+  size_t arg_count;                // of the schema
+  std::string display;             // "aten::add_.Tensor"
+  OpSchema schema;                 // of the functional form: base name, overload, argument names
+  std::vector<int> kernel_args;    // positions in the schema of what a kernel gets: all but out arguments
+  std::vector<int> written;        // positions of the arguments that the schema says are written
+  std::vector<int> hidden_writes;  // written too, though the schema is silent (batch norm's running statistics)
+  std::vector<int> returns;        // for each return: the written argument it is, or -1 for a new value
+  std::vector<uint8_t> scales;     // by position: a number that only scales values, whatever it is
+  std::vector<uint8_t> patched;    // ... and that no descriptor's condition looks at: no part of the signature
+  std::vector<bool> is_out;        // by position
   std::optional<c10::OperatorHandle> functional;  // the form without written arguments, itself if it is that
   bool pointwise = false;
   bool is_view = false;
   bool writes(int position) const;
-  std::optional<c10::DispatchKey> composite;      // where a composite kernel of PyTorch's lives
+  std::optional<c10::DispatchKey> composite;  // where a composite kernel of PyTorch's lives
 };
 
 OpState& op_state(const c10::OperatorHandle& op);

@@ -19,11 +19,13 @@ c10::Scalar number_at(const torch::jit::Stack& stack, size_t base, const Plan::P
 }
 
 at::Tensor new_output(const Plan& plan, const Plan::Output& output) {
-  return empty_planned(plan.device, output.shape.dtype, output.shape.sizes, output.shape.strides, output.bytes, output.contiguous);
+  return empty_planned(plan.device, output.shape.dtype, output.shape.sizes, output.shape.strides, output.bytes,
+                       output.contiguous);
 }
 
 // A written argument that shares memory with a read one is only safe when both are the very same elements.
-bool overlaps(const OpState& op, const Plan& plan, const torch::jit::Stack& stack, size_t base, const at::Tensor& written, int written_arg) {
+bool overlaps(const OpState& op, const Plan& plan, const torch::jit::Stack& stack, size_t base,
+              const at::Tensor& written, int written_arg) {
   for (const Plan::Patch& patch : plan.patches) {
     if (patch.source != Plan::Patch::tensor_address || patch.arg == written_arg) continue;
     const at::Tensor& read = tensor_at(stack, base, patch);
@@ -37,7 +39,8 @@ bool overlaps(const OpState& op, const Plan& plan, const torch::jit::Stack& stac
   return false;
 }
 
-bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t base, const std::vector<at::Tensor>& prepared) {
+bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t base,
+                 const std::vector<at::Tensor>& prepared) {
   torch::fl::OpRequest request;
   request.op = plan.handler->op;
   request.device = c10::Device(kDevice, c10::DeviceIndex(plan.device));
@@ -69,7 +72,8 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
     return false;
   }
   const Plan::Output& output = plan.outputs.at(0);
-  TORCH_CHECK(result.defined() && result.scalar_type() == output.shape.dtype && result.sizes() == c10::IntArrayRef(output.shape.sizes),
+  TORCH_CHECK(result.defined() && result.scalar_type() == output.shape.dtype &&
+                  result.sizes() == c10::IntArrayRef(output.shape.sizes),
               plan.entry->label, ": the handler of ", plan.handler->op, " returned ",
               result.defined() ? c10::str(result.scalar_type(), result.sizes()) : std::string("nothing"), ", expected ",
               output.shape.dtype, c10::IntArrayRef(output.shape.sizes));

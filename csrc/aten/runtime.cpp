@@ -33,8 +33,8 @@ ChipEntry& add_chip(Chip chip, std::shared_ptr<Adapter> adapter) {
   const int count = adapter->device_count();
   const int first = g_count.load();
   if (first + count > kMaxDevices) {
-    throw Error(ErrorKind::load, chip.name + ": " + std::to_string(first + count) + " devices in all, but this process can hold " +
-                                     std::to_string(kMaxDevices));
+    throw Error(ErrorKind::load, chip.name + ": " + std::to_string(first + count) +
+                                     " devices in all, but this process can hold " + std::to_string(kMaxDevices));
   }
   g_chips.push_back(std::make_unique<ChipEntry>(std::move(chip), std::move(adapter)));
   ChipEntry& entry = *g_chips.back();
@@ -97,8 +97,8 @@ void DeviceEntry::open() {
     // The descriptor was written for some version of the SDK; what the SDK at hand demands can only add to it.
     const uint64_t demanded = device->properties().alignment;
     if (demanded > chip->chip.alignment) {
-      stats::log(1, label + ": the SDK demands addresses aligned to " + std::to_string(demanded) + " bytes, the descriptor says " +
-                        std::to_string(chip->chip.alignment) + ": taking the larger");
+      stats::log(1, label + ": the SDK demands addresses aligned to " + std::to_string(demanded) +
+                        " bytes, the descriptor says " + std::to_string(chip->chip.alignment) + ": taking the larger");
       chip->chip.alignment = demanded;
     }
     allocator = std::make_unique<CachingAllocator>(device.get(), chip->chip.alignment);
@@ -122,28 +122,37 @@ c10::StreamId DeviceEntry::new_stream(int priority) {
 }
 
 c10::StreamId DeviceEntry::pooled_stream(bool high_priority) {
-  constexpr int kPool = 32;  // as torch.cuda: stream objects beyond this share
+  constexpr size_t kPool = 32;  // as torch.cuda: stream objects beyond this share
   {
     std::lock_guard<std::mutex> lock(streams_mutex);
-    if (int(streams.size()) > kPool) {
-      next_pooled = next_pooled % kPool + 1;
-      return next_pooled;
-    }
+    const auto& made = pool[high_priority];
+    if (made.size() >= kPool) return made[next_pooled[high_priority]++ % kPool];
   }
-  return new_stream(high_priority ? -1 : 0);
+  const c10::StreamId id = new_stream(high_priority ? -1 : 0);
+  std::lock_guard<std::mutex> lock(streams_mutex);
+  pool[high_priority].push_back(id);
+  return id;
 }
 
 void DeviceEntry::synchronize(void* stream) {
-  guarded([&] { device->synchronize(stream); });
-  std::vector<std::pair<void*, at::Tensor>> passed;  // destroyed outside the lock
-  std::lock_guard<std::mutex> lock(pending_mutex);
-  if (pending.empty()) return;
-  auto waits = std::stable_partition(pending.begin(), pending.end(), [&](const auto& p) { return p.first != stream; });
-  for (auto it = waits; it != pending.end(); ++it) {
-    pending_bytes -= it->second.storage().nbytes();
-    passed.push_back(std::move(*it));
+  // What is pending now is what this wait covers: other threads may enqueue more meanwhile, which is theirs to wait for.
+  std::vector<std::pair<void*, at::Tensor>> passed;
+  {
+    std::lock_guard<std::mutex> lock(pending_mutex);
+    auto waits = std::stable_partition(pending.begin(), pending.end(), [&](const auto& p) { return p.first != stream; });
+    passed.assign(std::make_move_iterator(waits), std::make_move_iterator(pending.end()));
+    pending.erase(waits, pending.end());
+    for (const auto& entry : passed) pending_bytes -= entry.second.storage().nbytes();
   }
-  pending.erase(waits, pending.end());
+  try {
+    guarded([&] { device->synchronize(stream); });
+  } catch (...) {
+    if (device->lost()) {  // its queue may still hold the addresses
+      std::lock_guard<std::mutex> lock(pending_mutex);
+      for (auto& entry : passed) pending.push_back(std::move(entry));
+    }
+    throw;
+  }
 }
 
 void DeviceEntry::synchronize_all() {
@@ -187,15 +196,24 @@ struct DtypePair {
   int32_t uba;
 };
 constexpr DtypePair kDtypes[] = {
-    {c10::ScalarType::Half, UBA_DTYPE_FLOAT16},          {c10::ScalarType::BFloat16, UBA_DTYPE_BFLOAT16},
-    {c10::ScalarType::Float, UBA_DTYPE_FLOAT32},         {c10::ScalarType::Double, UBA_DTYPE_FLOAT64},
-    {c10::ScalarType::Char, UBA_DTYPE_INT8},             {c10::ScalarType::Byte, UBA_DTYPE_UINT8},
-    {c10::ScalarType::Short, UBA_DTYPE_INT16},           {c10::ScalarType::Int, UBA_DTYPE_INT32},
-    {c10::ScalarType::Long, UBA_DTYPE_INT64},            {c10::ScalarType::Bool, UBA_DTYPE_BOOL},
-    {c10::ScalarType::ComplexFloat, UBA_DTYPE_COMPLEX64}, {c10::ScalarType::ComplexDouble, UBA_DTYPE_COMPLEX128},
-    {c10::ScalarType::Float8_e4m3fn, UBA_DTYPE_FLOAT8_E4M3FN}, {c10::ScalarType::Float8_e5m2, UBA_DTYPE_FLOAT8_E5M2},
-    {c10::ScalarType::UInt16, UBA_DTYPE_UINT16},         {c10::ScalarType::UInt32, UBA_DTYPE_UINT32},
-    {c10::ScalarType::UInt64, UBA_DTYPE_UINT64},         {c10::ScalarType::ComplexHalf, UBA_DTYPE_COMPLEX32},
+    {c10::ScalarType::Half, UBA_DTYPE_FLOAT16},
+    {c10::ScalarType::BFloat16, UBA_DTYPE_BFLOAT16},
+    {c10::ScalarType::Float, UBA_DTYPE_FLOAT32},
+    {c10::ScalarType::Double, UBA_DTYPE_FLOAT64},
+    {c10::ScalarType::Char, UBA_DTYPE_INT8},
+    {c10::ScalarType::Byte, UBA_DTYPE_UINT8},
+    {c10::ScalarType::Short, UBA_DTYPE_INT16},
+    {c10::ScalarType::Int, UBA_DTYPE_INT32},
+    {c10::ScalarType::Long, UBA_DTYPE_INT64},
+    {c10::ScalarType::Bool, UBA_DTYPE_BOOL},
+    {c10::ScalarType::ComplexFloat, UBA_DTYPE_COMPLEX64},
+    {c10::ScalarType::ComplexDouble, UBA_DTYPE_COMPLEX128},
+    {c10::ScalarType::Float8_e4m3fn, UBA_DTYPE_FLOAT8_E4M3FN},
+    {c10::ScalarType::Float8_e5m2, UBA_DTYPE_FLOAT8_E5M2},
+    {c10::ScalarType::UInt16, UBA_DTYPE_UINT16},
+    {c10::ScalarType::UInt32, UBA_DTYPE_UINT32},
+    {c10::ScalarType::UInt64, UBA_DTYPE_UINT64},
+    {c10::ScalarType::ComplexHalf, UBA_DTYPE_COMPLEX32},
 };
 struct DtypeTable {
   int32_t by_torch[int(c10::ScalarType::NumOptions)] = {};

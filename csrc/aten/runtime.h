@@ -29,12 +29,13 @@ constexpr c10::DeviceType kDevice = c10::DeviceType::PrivateUse1;
 struct AtenHandler;
 
 struct ChipEntry {
-  ChipEntry(Chip table, std::shared_ptr<Adapter> library) : chip(std::move(table)), routes(chip), adapter(std::move(library)) {}
+  ChipEntry(Chip table, std::shared_ptr<Adapter> library)
+      : chip(std::move(table)), routes(chip), adapter(std::move(library)) {}
   Chip chip;
   RouteTable routes;
   std::shared_ptr<Adapter> adapter;
   std::unordered_map<std::string, std::shared_ptr<AtenHandler>> handlers;  // by kernel name
-  int first_index = 0;  // of its devices, in PyTorch's counting
+  int first_index = 0;                                                     // of its devices, in PyTorch's counting
   int count = 0;
 };
 
@@ -50,7 +51,8 @@ struct DeviceEntry {
 
   std::mutex streams_mutex;
   std::deque<void*> streams;  // by stream id; id 0 is the default stream (NULL)
-  int next_pooled = 0;
+  std::vector<c10::StreamId> pool[2];  // of normal and of high priority
+  size_t next_pooled[2] = {0, 0};
 
   // Host memory that enqueued copies still read; dropped when the stream is next synchronised.
   std::mutex pending_mutex;
@@ -96,7 +98,7 @@ struct ThreadState {
 extern thread_local ThreadState t_state;
 inline int current_device() { return t_state.device; }
 inline void* current_stream(int index) { return t_state.streams[index].handle; }
-void set_current_device(int index);                         // checks the range
+void set_current_device(int index);                          // checks the range
 c10::StreamId exchange_stream(int index, c10::StreamId id);  // returns the previous one
 
 // True in a child that was forked after a device had been opened.

@@ -51,7 +51,14 @@ OutputShape contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes) {
 
 OutputShape like(const at::Tensor& tensor) { return shape_of(at::empty_like(as_meta(tensor))); }
 
-std::vector<int64_t> ints(const c10::IValue& value) { return value.toIntVector(); }
+// One number for each spatial dimension: a single one stands for all, as PyTorch's own functions take it.
+std::vector<int64_t> ints(const c10::IValue& value, int64_t spatial) {
+  std::vector<int64_t> list = value.toIntVector();
+  if (list.size() == 1) list.resize(size_t(spatial), list[0]);
+  TORCH_CHECK_VALUE(int64_t(list.size()) == spatial, "convolution over ", spatial, " dimensions was given a list of ",
+                    list.size(), " numbers: ", list);
+  return list;
+}
 
 // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
 std::vector<OutputShape> convolution(at::ArrayRef<c10::IValue> args) {
@@ -60,14 +67,19 @@ std::vector<OutputShape> convolution(at::ArrayRef<c10::IValue> args) {
   const auto options = input.options().device(c10::kMeta);
   const at::Tensor x = at::empty_strided(input.sizes(), input.strides(), options);
   const at::Tensor w = at::empty_strided(weight.sizes(), weight.strides(), options);
-  const auto stride = ints(args[3]), padding = ints(args[4]), dilation = ints(args[5]), output_padding = ints(args[7]);
+  const int64_t spatial = input.dim() - 2;
+  const auto stride = ints(args[3], spatial), padding = ints(args[4], spatial), dilation = ints(args[5], spatial),
+             output_padding = ints(args[7], spatial);
   const bool transposed = args[6].toBool();
   const int64_t groups = args[8].toInt();
-  const auto sizes = transposed ? at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups)
-                                : at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  const auto sizes = transposed
+                         ? at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride,
+                                                       dilation, groups)
+                         : at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
   const bool channels_last = input.dim() == 4 && (x.suggest_memory_format() == c10::MemoryFormat::ChannelsLast ||
                                                   w.suggest_memory_format() == c10::MemoryFormat::ChannelsLast);
-  return {shape_of(at::empty(sizes, options, channels_last ? c10::MemoryFormat::ChannelsLast : c10::MemoryFormat::Contiguous))};
+  return {shape_of(
+      at::empty(sizes, options, channels_last ? c10::MemoryFormat::ChannelsLast : c10::MemoryFormat::Contiguous))};
 }
 
 // grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask
@@ -128,9 +140,16 @@ const std::unordered_map<std::string, Rule>& rules() {
 // Operators whose tensors are meant to share a dtype: the position of the one that decides.
 int deciding_argument(const std::string& base) {
   static const std::unordered_map<std::string, int> table = {
-      {"aten::convolution_overrideable", 0}, {"aten::convolution_backward_overrideable", 0},
-      {"aten::mm", 0},     {"aten::bmm", 0}, {"aten::addmm", 1}, {"aten::baddbmm", 1},
-      {"aten::addbmm", 1}, {"aten::mv", 0},  {"aten::addmv", 1}, {"aten::dot", 0},
+      {"aten::convolution_overrideable", 0},
+      {"aten::convolution_backward_overrideable", 0},
+      {"aten::mm", 0},
+      {"aten::bmm", 0},
+      {"aten::addmm", 1},
+      {"aten::baddbmm", 1},
+      {"aten::addbmm", 1},
+      {"aten::mv", 0},
+      {"aten::addmv", 1},
+      {"aten::dot", 0},
   };
   auto found = table.find(base);
   return found == table.end() ? -1 : found->second;
@@ -171,7 +190,8 @@ c10::ScalarType compute_dtype(const OpState& op, at::ArrayRef<c10::IValue> args,
   const int decides = deciding_argument(op.schema.name);
   if (decides >= 0) return args[size_t(decides)].toTensor().scalar_type();
   if (!op.pointwise) return c10::ScalarType::Undefined;
-  if (functional_result != c10::ScalarType::Bool && functional_result != c10::ScalarType::Undefined) return functional_result;
+  if (functional_result != c10::ScalarType::Bool && functional_result != c10::ScalarType::Undefined)
+    return functional_result;
   at::native::ResultTypeState state{};
   for (int position : op.kernel_args) {
     const c10::IValue& value = args[size_t(position)];

@@ -94,7 +94,11 @@ void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature
     const c10::IValue& value = args[i];
     if (op.patched[i] && !value.isTensor()) {
       // Only what kind of number it is matters: promotion looks at that.
-      out.words.push_back(value.isDouble() ? kDouble : value.isInt() ? kInt : value.isBool() ? kBool : value.isNone() ? kNone : kOther);
+      out.words.push_back(value.isDouble() ? kDouble
+                          : value.isInt()  ? kInt
+                          : value.isBool() ? kBool
+                          : value.isNone() ? kNone
+                                           : kOther);
       continue;
     }
     read_value(op, value, out);

@@ -1,7 +1,7 @@
 // signature.h: the key of a call: everything its decision may depend on, as machine words.
 //
-// Contract: two calls with equal words may share a plan. The words hold dtypes, sizes, strides, alignment, devices and plain
-// arguments; they never hold data pointers, nor numbers that only scale values (OpState::patched).
+// Contract: two calls with equal words may share a plan. The words hold dtypes, sizes, strides, alignment, devices and
+// plain arguments; they never hold data pointers, nor numbers that only scale values (OpState::patched).
 #pragma once
 #include <c10/util/SmallVector.h>
 
@@ -11,7 +11,7 @@ namespace torchfl {
 
 struct Signature {
   c10::SmallVector<uint64_t, 96> words;
-  int device = -1;        // of the first tensor of ours; -1: none
+  int device = -1;            // of the first tensor of ours; -1: none
   bool host_tensors = false;  // a CPU tensor that is more than a number takes part
   uint64_t hash() const {
     uint64_t h = 0x9e3779b97f4a7c15ull;

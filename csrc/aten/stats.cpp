@@ -19,8 +19,8 @@ std::atomic<Sink> g_sink{nullptr};
 std::atomic<int> g_debug{-1};
 }  // namespace
 
-OpCounters& counters(const std::string& device, const std::string& op, const std::string& path, const std::string& target,
-                     const std::string& reason, bool* created) {
+OpCounters& counters(const std::string& device, const std::string& op, const std::string& path,
+                     const std::string& target, const std::string& reason, bool* created) {
   const std::string key = device + '\n' + op + '\n' + path + '\n' + target + '\n' + reason;
   std::lock_guard<std::mutex> lock(g_mutex);
   auto found = g_index.find(key);
@@ -43,7 +43,9 @@ std::vector<Row> snapshot() {
   std::vector<Row> rows;
   for (const auto& c : g_counters) {
     const uint64_t calls = c->calls.load();
-    if (calls > 0) rows.push_back({c->device, c->op, c->path, c->target, c->reason, calls, c->nanoseconds.load(), c->host_bytes.load()});
+    if (calls > 0)
+      rows.push_back(
+          {c->device, c->op, c->path, c->target, c->reason, calls, c->nanoseconds.load(), c->host_bytes.load()});
   }
   return rows;
 }

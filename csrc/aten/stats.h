@@ -24,8 +24,8 @@ namespace stats {
 
 extern std::atomic<bool> g_timing;
 // The counters of this combination; `created` tells that nobody asked before (time for the one log line).
-OpCounters& counters(const std::string& device, const std::string& op, const std::string& path, const std::string& target,
-                     const std::string& reason, bool* created = nullptr);
+OpCounters& counters(const std::string& device, const std::string& op, const std::string& path,
+                     const std::string& target, const std::string& reason, bool* created = nullptr);
 struct Row {
   std::string device, op, path, target, reason;
   uint64_t calls, nanoseconds, host_bytes;
@@ -37,7 +37,7 @@ void reset();
 using Sink = void (*)(int level, const std::string& line);
 void set_sink(Sink sink);
 void log(int level, const std::string& line);
-bool debug_lines();             // TORCH_FL_DEBUG
+bool debug_lines();  // TORCH_FL_DEBUG
 void set_debug_lines(bool on);
 
 }  // namespace stats

@@ -1,7 +1,9 @@
 // transfer.cpp: see transfer.h.
 #include "transfer.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
+#include <c10/util/safe_numerics.h>
 
 namespace torchfl {
 
@@ -137,7 +139,8 @@ void device_to_device(const at::Tensor& dst, const at::Tensor& src) {
     const uint64_t bytes = uint64_t(dst.numel()) * dst.itemsize();
     from.synchronize(runtime::current_stream(from.index));
     void* stream = runtime::current_stream(to.index);
-    const bool peer = guarded([&] { return to.device->peer_copy(stream, address(dst), *from.device, address(packed), bytes); });
+    const bool peer =
+        guarded([&] { return to.device->peer_copy(stream, address(dst), *from.device, address(packed), bytes); });
     if (peer) {
       count(g_transfers.peer_copies, g_transfers.peer_bytes, bytes);
       to.synchronize(stream);
@@ -158,8 +161,8 @@ int64_t span_of(const at::Tensor& tensor) {
   return last + 1;
 }
 
-at::Tensor empty_planned(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t bytes,
-                         bool contiguous) {
+at::Tensor empty_planned(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                         size_t bytes, bool contiguous) {
   // The allocator follows the current device; tensors of another device are rare, so the switch is not.
   c10::DataPtr data;
   if (C10_LIKELY(index == runtime::current_device())) {
@@ -181,23 +184,19 @@ at::Tensor empty_planned(int index, c10::ScalarType dtype, c10::IntArrayRef size
 }
 
 at::Tensor empty_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  bool empty = false;
-  int64_t last = 0;
-  for (size_t d = 0; d < sizes.size(); d++) {
-    empty |= sizes[d] == 0;
-    last += (sizes[d] - 1) * strides[d];
-  }
-  return empty_planned(index, dtype, sizes, strides, empty ? 0 : size_t(last + 1) * c10::elementSize(dtype), false);
+  const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype));  // refuses overflow
+  return empty_planned(index, dtype, sizes, strides, bytes, false);
 }
 
 at::Tensor empty_contiguous_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes) {
-  c10::SmallVector<int64_t, 8> strides(sizes.size(), 0);
+  int64_t strides[64];  // PyTorch's own limit of dimensions
+  TORCH_CHECK(sizes.size() <= 64, "a tensor of ", sizes.size(), " dimensions: 64 is the limit");
   int64_t step = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = step;
     step *= std::max<int64_t>(sizes[d], 1);
   }
-  return empty_on(index, dtype, sizes, strides);
+  return empty_on(index, dtype, sizes, c10::IntArrayRef(strides, sizes.size()));
 }
 
 at::Tensor to_host(const at::Tensor& tensor, bool wait) {
@@ -206,13 +205,15 @@ at::Tensor to_host(const at::Tensor& tensor, bool wait) {
   if (entry.device->host_accessible()) {
     entry.synchronize(runtime::current_stream(entry.index));
     if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
-    return at::from_blob(address(tensor), tensor.sizes(), tensor.strides(), [keep = tensor.storage()](void*) {}, options);
+    return at::from_blob(
+        address(tensor), tensor.sizes(), tensor.strides(), [keep = tensor.storage()](void*) {}, options);
   }
   const int64_t span = span_of(tensor);
   at::Tensor source = tensor;
   if (span > 2 * tensor.numel() + 64) {
-    source = empty_contiguous_on(entry.index, tensor.scalar_type(), tensor.sizes());
-    copy_on_device(source, tensor);
+    // By the chip alone: any other way to pack it would pass through here again.
+    at::Tensor packed = empty_contiguous_on(entry.index, tensor.scalar_type(), tensor.sizes());
+    if (tensor.numel() > 0 && chip_copies(entry, packed, tensor)) source = packed;
   }
   const int64_t moved = span_of(source);
   at::Tensor host = at::empty({moved}, options).as_strided(source.sizes(), source.strides());
@@ -292,8 +293,13 @@ void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking
   if (negate) to.neg_();
 }
 
-void fill_tensor(const at::Tensor& tensor, const c10::Scalar& value) {
-  if (tensor.numel() == 0) return;
+void fill_tensor(const at::Tensor& whole, const c10::Scalar& value) {
+  if (whole.numel() == 0) return;
+  at::Tensor tensor = whole;
+  for (int64_t d = 0; d < whole.dim(); d++) {
+    // Elements that share an address need to be written once.
+    if (whole.stride(d) == 0 && whole.size(d) > 1) tensor = tensor.narrow(d, 0, 1);
+  }
   DeviceEntry& entry = runtime::device(tensor.device().index());
   uba_tensor view = view_of(tensor);
   uba_value number{};
@@ -310,7 +316,8 @@ void fill_tensor(const at::Tensor& tensor, const c10::Scalar& value) {
   view.rank = int32_t(merged.sizes.size());
   view.sizes = merged.sizes.data();
   view.strides = merged.dst.data();
-  if (expressible && guarded([&] { return entry.device->fill_nd(runtime::current_stream(entry.index), view, number); })) {
+  if (expressible &&
+      guarded([&] { return entry.device->fill_nd(runtime::current_stream(entry.index), view, number); })) {
     return;
   }
   if (entry.device->host_accessible()) {

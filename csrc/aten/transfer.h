@@ -19,8 +19,8 @@ extern TransferCounters g_transfers;
 // A new, uninitialised tensor on device `index`; strides are taken as they are. No dispatcher call.
 at::Tensor empty_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 // The same where the caller knows the size in bytes, and whether the strides are row-major: the call path.
-at::Tensor empty_planned(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t bytes,
-                         bool contiguous);
+at::Tensor empty_planned(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                         size_t bytes, bool contiguous);
 at::Tensor empty_contiguous_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes);
 
 // dst = src, where dst.sizes() may be larger (broadcast); any dtypes, strides, devices; the body of `copy_`.

@@ -5,11 +5,11 @@
 // uses ATen, must be rebuilt for each PyTorch minor version (adapters on uba.h need not). The header is all there is:
 // nothing of Torch-FL is linked.
 //
-// A handler that says nothing about itself is only given calls in canonical form: every tensor of one dtype, one shape and equal
-// dense strides, at aligned addresses, and every other argument at its schema default (alpha = 1). So a handler that
-// ignores alpha or broadcasting cannot give a wrong number; those calls take the next path and the log says why.
-// HandlerOptions lifts that. Throwing c10::NotImplementedError means "not this call": the next path is taken. Every
-// other exception reaches the user.
+// A handler that says nothing about itself is only given calls in canonical form: every tensor of one dtype, one shape
+// and equal dense strides, at aligned addresses, and every other argument at its schema default (alpha = 1). So a
+// handler that ignores alpha or broadcasting cannot give a wrong number; those calls take the next path and the log
+// says why. HandlerOptions lifts that. Throwing c10::NotImplementedError means "not this call": the next path is taken.
+// Every other exception reaches the user.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
@@ -39,9 +39,9 @@ struct DeviceOptions {
 };
 
 struct HandlerOptions {
-  bool any_arguments = false;             // the handler reads alpha and all other plain arguments
-  bool any_strides = false;               // the handler honours strides, shapes that differ, and broadcasting
-  std::vector<c10::ScalarType> dtypes;    // empty: those of the descriptor
+  bool any_arguments = false;           // the handler reads alpha and all other plain arguments
+  bool any_strides = false;             // the handler honours strides, shapes that differ, and broadcasting
+  std::vector<c10::ScalarType> dtypes;  // empty: those of the descriptor
 };
 
 namespace detail {
@@ -65,15 +65,15 @@ __attribute__((weak, visibility("default"))) const char* torch_fl_built_for() { 
 namespace torch::fl {
 
 inline void register_device(const std::string& type, const DeviceOptions& options = {}) {
-  TORCH_CHECK(torch_fl_registry != nullptr && torch_fl_registry->abi == detail::kRegistryAbi,
-              "torch_fl_register_", type, " was not called by a matching Torch-FL: load it with torchfl.load_uba()");
+  TORCH_CHECK(torch_fl_registry != nullptr && torch_fl_registry->abi == detail::kRegistryAbi, "torch_fl_register_",
+              type, " was not called by a matching Torch-FL: load it with torchfl.load_uba()");
   torch_fl_registry->device(torch_fl_registry->book, type.c_str(), options);
 }
 
 // `op` is an operator with overload ("aten::add.Tensor"); the handler serves its functional, in-place and out forms.
 inline void register_op_handler(const std::string& op, OpHandler handler, const HandlerOptions& options = {}) {
-  TORCH_CHECK(torch_fl_registry != nullptr && torch_fl_registry->abi == detail::kRegistryAbi,
-              "the handler of ", op, " was registered outside torch_fl_register_<device_type>()");
+  TORCH_CHECK(torch_fl_registry != nullptr && torch_fl_registry->abi == detail::kRegistryAbi, "the handler of ", op,
+              " was registered outside torch_fl_register_<device_type>()");
   torch_fl_registry->handler(torch_fl_registry->book, op.c_str(), std::move(handler), options);
 }
 

@@ -41,12 +41,10 @@ typedef struct uba_header {
 } uba_header;
 
 /* Initialiser for the header of struct `type`. */
-#define UBA_HEADER(type) \
-  { (uint16_t)sizeof(type), UBA_ABI_MAJOR, UBA_ABI_MINOR, 0 }
+#define UBA_HEADER(type) {(uint16_t)sizeof(type), UBA_ABI_MAJOR, UBA_ABI_MINOR, 0}
 
 /* Whether `ptr->member` is physically there, as its filler compiled it. Ask before you read an appended field. */
-#define UBA_HAS(ptr, type, member) \
-  ((ptr)->header.struct_size >= offsetof(type, member) + sizeof(((type *)0)->member))
+#define UBA_HAS(ptr, type, member) ((ptr)->header.struct_size >= offsetof(type, member) + sizeof(((type *)0)->member))
 
 /* ------------------------------------------------------------------------------------------ status */
 
@@ -125,9 +123,9 @@ typedef struct uba_value {
  * same memory as an argument, with equal strides, when the operation is elementwise. */
 typedef struct uba_call {
   uba_header header;
-  const char *op;         /* "aten::add": the operator without overload */
-  const uba_value *args;  /* `arg_count` entries */
-  uba_tensor *outputs;    /* `output_count` entries, in the order of the schema's returns */
+  const char *op;        /* "aten::add": the operator without overload */
+  const uba_value *args; /* `arg_count` entries */
+  uba_tensor *outputs;   /* `output_count` entries, in the order of the schema's returns */
   int32_t arg_count;
   int32_t output_count;
   void *stream; /* where to enqueue; NULL is the device's default stream */
@@ -153,15 +151,15 @@ typedef struct uba_kernel {
 /* What the device is. The host fills the header; the adapter fills what it knows and leaves the rest 0. */
 typedef struct uba_properties {
   uba_header header;
-  char name[64];               /* out: as the SDK calls it */
-  char serial[64];             /* out: tells one device from its twin; may be empty */
-  uint64_t total_memory;       /* out: bytes; 0 = unknown */
-  uint64_t alignment;          /* out: bytes, what the SDK demands of every address; 0 = none */
-  uint64_t max_allocation;     /* out: bytes; 0 = total_memory */
-  int32_t max_rank;            /* out: of any tensor in a kernel call; 0 = no limit */
-  int32_t compute_units;       /* out: 0 = unknown */
-  int32_t clock_mhz;           /* out: 0 = unknown */
-  int32_t host_accessible;     /* out: 1 = the CPU can read and write device memory at the same address */
+  char name[64];           /* out: as the SDK calls it */
+  char serial[64];         /* out: tells one device from its twin; may be empty */
+  uint64_t total_memory;   /* out: bytes; 0 = unknown */
+  uint64_t alignment;      /* out: bytes, what the SDK demands of every address; 0 = none */
+  uint64_t max_allocation; /* out: bytes; 0 = total_memory */
+  int32_t max_rank;        /* out: of any tensor in a kernel call; 0 = no limit */
+  int32_t compute_units;   /* out: 0 = unknown */
+  int32_t clock_mhz;       /* out: 0 = unknown */
+  int32_t host_accessible; /* out: 1 = the CPU can read and write device memory at the same address */
 } uba_properties;
 
 /* The current state of a device, for `torchfl devices`. Negative = unknown. */

@@ -6,7 +6,7 @@ import pytest
 
 EXPLAIN = {
     "add": ["aten::add", "--device", "npu_v3", "--dtype", "float32", "--shape", "4,4"],
-    "add_float64": ["add", "-d", "npu_v3:0", "--dtype", "float64"],
+    "add_complex": ["add", "-d", "npu_v3:0", "--dtype", "complex64"],
     "number": ["mul", "-d", "npu_v3", "--arg", "other=2"],
     "conv": ["aten::conv2d", "-d", "npu_v3", "--shape", "1,3,32,32", "--shape", "8,3,3,3", "--arg", "stride=3"],
     "linear": ["linear", "-d", "npu_v3", "--dtype", "float16", "--shape", "8,16"],
@@ -15,6 +15,7 @@ EXPLAIN = {
     "embedding": ["embedding", "-d", "npu_v3", "--shape", "100,16"],
     "list": ["cat", "-d", "npu_v3", "--shape", "2,3", "--shape", "4,3"],
     "index": ["index_select", "-d", "npu_v3", "--arg", "index=int32[2]", "--arg", "dim=0"],
+    "optionals": ["aten::index", "-d", "npu_v3", "--shape", "4,4", "--shape", "2"],
     "unknown": ["aten::conv22d", "-d", "npu_v3"],
     "no_overload": ["aten::add.Nosuch", "-d", "npu_v3"],
     "no_argument": ["add", "-d", "npu_v3", "--arg", "alfa=2"],
@@ -71,11 +72,11 @@ def test_a_native_call(said):
 
 
 def test_why_a_better_path_is_not_taken(said):
-    data = said["add_float64_json"].json()
+    data = said["add_complex_json"].json()
     assert data["path"] == "cpu"
     native = data["operators"][0]["attempts"][0]
-    assert native["path"] == "native" and not native["taken"] and "float64" in native["reason"]
-    assert "float64 is not a dtype of npu_v3_add" in said["add_float64"].out
+    assert native["path"] == "native" and not native["taken"] and "complex64" in native["reason"]
+    assert "complex64 is not a dtype of npu_v3_add" in said["add_complex"].out
     assert "stride is 3" in said["conv"].out and "steps by 1, 2 or 4" in said["conv"].out
 
 
@@ -92,6 +93,7 @@ def test_arguments_are_made_to_fit_and_shown(said):
     assert "running_mean=float32[3]" in said["norm"].out
     assert "index=int32[2]" in said["index"].out and "dim=0" in said["index"].out
     assert "[float32[2,3], float32[4,3]]" in said["list"].out
+    assert "indices=[int64[2]]" in said["optionals"].out
     assert "other=2" in said["number"].out and said["number_json"].json()["path"] == "native"
 
 

@@ -177,7 +177,9 @@ class _Tensors:
 
     def wants(self, argument: Any) -> bool:
         kind = str(argument.type)
-        if kind in ("Tensor", "List[Tensor]"):
+        if kind in ("Tensor", "List[Tensor]") or (
+            kind == "List[Optional[Tensor]]" and not argument.has_default_value()
+        ):
             return True
         return kind in ("Optional[Tensor]", "List[Optional[Tensor]]") and (
             self.left() or argument.name in self._needed()
@@ -187,15 +189,16 @@ class _Tensors:
         return ("running_mean", "running_var") if "batch_norm" in self.base else ()
 
     def take(self, argument: Any) -> Any:
+        dtype = self._dtype(argument.name)
         if "List" in str(argument.type):
-            rest = self.shapes[self.used :] or [self.first]
+            rest = self.shapes[self.used :]
             self.used = len(self.shapes)
-            return [self._make(shape) for shape in (rest if len(rest) > 1 else rest * 2)]
+            return [self._make(shape, dtype) for shape in rest or self._invent_list(argument.name)]
         if self.left():
             shape = self.shapes[self.used]
             self.used += 1
-            return self._make(shape, self._dtype(argument.name))
-        return self._make(self._invent(argument.name), self._dtype(argument.name))
+            return self._make(shape, dtype)
+        return self._make(self._invent(argument.name), dtype)
 
     def _make(self, shape: list[int], dtype: Any = None) -> Any:
         import torch
@@ -212,6 +215,9 @@ class _Tensors:
         if name in ("index", "indices", "target"):
             return torch.int64
         return None
+
+    def _invent_list(self, name: str) -> list[list[int]]:
+        return [[2]] if name == "indices" else [self.first, self.first]
 
     def _invent(self, name: str) -> list[int]:
         """A shape that goes with the first one, by what operators of this kind take."""

@@ -1,6 +1,6 @@
 """`torchfl explain`: which path an operator call takes on a device, and why each better one is not taken.
 
-Contract: nothing is computed; tensors take memory on the device for a moment. The answer is the engine's own decision,
+Contract: nothing is computed, and no tensor is made but small index tensors. The answer is the engine's own decision,
 the one that the call itself would get.
 """
 
@@ -42,7 +42,7 @@ def explain(
     Examples:
       torchfl explain aten::add --device npu_v3 --dtype float32 --shape 4,4
       torchfl explain conv2d --device npu_v3 --shape 1,3,32,32 --shape 8,3,3,3 --arg stride=3
-      torchfl explain aten::linear --device npu_v3 --dtype float64 --shape 8,16
+      torchfl explain aten::linear --device npu_v3 --dtype complex64 --shape 8,16
       torchfl explain softmax --device npu_v3 --dtype float16 --arg dim=1 --json
     """
     from torchfl.cli import arguments
@@ -125,17 +125,21 @@ def _ask(operator: Any, label: str, depth: int) -> list[dict[str, Any]]:
     return [answer]
 
 
+_OPTIONALS = "List[Optional[Tensor]]"
+
+
 def _place(value: Any, kind: str, label: str) -> Any:
-    """An argument as the backend would see it: tensors on the device (their memory is not written), a number beside
-    them as the tensor that PyTorch makes of it, `device` as the device asked about."""
+    """An argument as the backend would see it: a number where the schema says Tensor as the tensor that PyTorch makes
+    of it, `device` as the device asked about. A meta tensor stands for one on the device; in a list of optional tensors
+    (the indices of `aten::index`), which the engine takes as it is, it is made there."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and kind == _OPTIONALS:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=label)
     if isinstance(value, torch.device):
         return torch.device(label)
     if isinstance(value, list | tuple):
-        return [_place(item, "", label) for item in value]
+        return [_place(item, kind if kind == _OPTIONALS else "", label) for item in value]
     return torch.tensor(value) if kind == "Tensor" and isinstance(value, int | float) else value
 
 

@@ -12,8 +12,9 @@
  * returned once by the next synchronise of that stream. npu_last_error_text() explains the last failure of the
  * calling thread. After NPU_STATUS_DEVICE_LOST every call on that device fails with it.
  *
- * Environment of the simulation: NPU_SIM_DEVICES (number of devices, 1), NPU_SIM_CHIP (v2 or v3: v3), NPU_SIM_MEMORY (MiB per device, 4096),
- * NPU_SIM_SDK_VERSION (1.2.0 or 1.2.1), NPU_SIM_THREADS (CPU threads that compute), NPU_SIM_FAULT (see README.md).
+ * Environment of the simulation: NPU_SIM_DEVICES (number of devices, 1), NPU_SIM_CHIP (v2 or v3: v3), NPU_SIM_MEMORY
+ * (MiB per device, 4096), NPU_SIM_SDK_VERSION (1.2.0 or 1.2.1), NPU_SIM_THREADS (CPU threads that compute),
+ * NPU_SIM_FAULT (see README.md).
  */
 #ifndef NPU_V3_SDK_H
 #define NPU_V3_SDK_H
@@ -49,12 +50,12 @@ typedef struct npu_stream *npu_stream_t;
 typedef struct npu_event *npu_event_t;
 
 typedef struct npu_props {
-  char name[64];            /* "NPU-V3" */
+  char name[64]; /* "NPU-V3" */
   char serial[64];
   uint64_t memory_bytes;
   uint64_t alignment;
   uint64_t on_chip_cache_bytes;
-  int32_t max_rank;         /* 6 (V3), 5 (V2) */
+  int32_t max_rank; /* 6 (V3), 5 (V2) */
   int32_t fp16_units;
   int32_t int8_units;
   int32_t clock_mhz;
@@ -147,7 +148,8 @@ NPU_API npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor
 
 /* ---------------------------------------------------------------- vector unit
  * Shapes: every operand has the rank and shape of `out` (express broadcasting by stride 0). `out` may be the same
- * memory as an operand if strides are equal. Float math is done in float32 and rounded once to nearest even. Integers wrap around.
+ * memory as an operand if strides are equal. Float math is done in float32 and rounded once to nearest even. Integers
+ * wrap around.
  * Operands share one dtype unless said otherwise, `out` has it too; comparisons and logical functions write BOOL.
  *
  * FLOAT64 is not the vector unit's: the scalar core computes it, in double, one element after the other and 64 cycles
@@ -169,15 +171,15 @@ NPU_API npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor
 #define NPU_UNARY_ERF 13
 #define NPU_UNARY_SIGMOID 14
 #define NPU_UNARY_RELU 15
-#define NPU_UNARY_GELU 16      /* exact, by erf */
+#define NPU_UNARY_GELU 16 /* exact, by erf */
 #define NPU_UNARY_GELU_TANH 17
 #define NPU_UNARY_SILU 18
 #define NPU_UNARY_FLOOR 19
 #define NPU_UNARY_CEIL 20
-#define NPU_UNARY_ROUND 21     /* half to even */
+#define NPU_UNARY_ROUND 21 /* half to even */
 #define NPU_UNARY_TRUNC 22
-#define NPU_UNARY_SIGN 23      /* NaN stays NaN-> 0 as PyTorch's sgn of NaN: NaN */
-#define NPU_UNARY_ISNAN 24     /* -> BOOL */
+#define NPU_UNARY_SIGN 23        /* NaN stays NaN-> 0 as PyTorch's sgn of NaN: NaN */
+#define NPU_UNARY_ISNAN 24       /* -> BOOL */
 #define NPU_UNARY_LOGICAL_NOT 25 /* any dtype -> BOOL */
 #define NPU_UNARY_BITWISE_NOT 26 /* integers and BOOL */
 #define NPU_UNARY_LEAKY_RELU 27  /* p0 = negative slope */
@@ -187,10 +189,10 @@ NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu
                                   npu_scalar_t p1, const npu_tensor_t *out);
 
 /* out = a OP b. Either operand may be NULL and is then the scalar `s` (both NULL is invalid). */
-#define NPU_BINARY_ADD 1       /* a + alpha*b */
-#define NPU_BINARY_SUB 2       /* a - alpha*b */
+#define NPU_BINARY_ADD 1 /* a + alpha*b */
+#define NPU_BINARY_SUB 2 /* a - alpha*b */
 #define NPU_BINARY_MUL 3
-#define NPU_BINARY_DIV 4       /* floats only */
+#define NPU_BINARY_DIV 4 /* floats only */
 #define NPU_BINARY_DIV_TRUNC 5
 #define NPU_BINARY_DIV_FLOOR 6
 #define NPU_BINARY_REMAINDER 7 /* sign of the divisor, as Python */
@@ -198,7 +200,7 @@ NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu
 #define NPU_BINARY_MAX 9       /* NaN wins */
 #define NPU_BINARY_MIN 10
 #define NPU_BINARY_POW 11
-#define NPU_BINARY_EQ 12       /* -> BOOL */
+#define NPU_BINARY_EQ 12 /* -> BOOL */
 #define NPU_BINARY_NE 13
 #define NPU_BINARY_LT 14
 #define NPU_BINARY_LE 15
@@ -217,7 +219,7 @@ NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu
 #define NPU_BINARY_TANH_GRAD 34    /* b = result */
 #define NPU_BINARY_GELU_GRAD 35    /* b = input */
 #define NPU_BINARY_GELU_TANH_GRAD 36
-#define NPU_BINARY_SILU_GRAD 37    /* b = input */
+#define NPU_BINARY_SILU_GRAD 37       /* b = input */
 #define NPU_BINARY_LEAKY_RELU_GRAD 38 /* b = input, s = slope */
 NPU_API npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const npu_tensor_t *a, const npu_tensor_t *b,
                                    npu_scalar_t s, npu_scalar_t alpha, const npu_tensor_t *out);
@@ -238,14 +240,14 @@ NPU_API npu_status_t npu_v3_add(const void *a, const void *b, void *out, int64_t
                                 const int64_t *shape);
 
 /* ---------------------------------------------------------------- reductions
- * `dims` is a bit mask of the reduced dimensions of x. `out` has x's rank, 1 in the reduced dimensions (strides of those are ignored). float32
- * accumulation (pairwise or better); integers accumulate in int64. */
-#define NPU_REDUCE_SUM 1  /* out: x's dtype, or FLOAT32, or INT64 for integers and BOOL */
+ * `dims` is a bit mask of the reduced dimensions of x. `out` has x's rank, 1 in the reduced dimensions (strides of
+ * those are ignored). float32 accumulation (pairwise or better); integers accumulate in int64. */
+#define NPU_REDUCE_SUM 1 /* out: x's dtype, or FLOAT32, or INT64 for integers and BOOL */
 #define NPU_REDUCE_MEAN 2
-#define NPU_REDUCE_MAX 3  /* NaN wins */
+#define NPU_REDUCE_MAX 3 /* NaN wins */
 #define NPU_REDUCE_MIN 4
 #define NPU_REDUCE_PROD 5
-#define NPU_REDUCE_ANY 6  /* -> BOOL */
+#define NPU_REDUCE_ANY 6 /* -> BOOL */
 #define NPU_REDUCE_ALL 7
 #define NPU_REDUCE_ARGMAX 8 /* -> INT64, one dimension, or all of a contiguous x; first of equals; NaN wins */
 #define NPU_REDUCE_ARGMIN 9
@@ -271,9 +273,9 @@ NPU_API npu_status_t npu_v3_nll_loss_grad(npu_stream_t stream, const npu_tensor_
 
 /* ---------------------------------------------------------------- normalisation
  * x [N, C, ...] with any strides, float16/bfloat16/float32; the per-channel tensors [C] are float32 or x's dtype, or
- * NULL where PyTorch allows None. training: save_mean and save_invstd (float32 [C]) are written, running statistics updated
- * with `momentum` (unbiased variance). Not training: running statistics are used, save_* are
- * ignored, whatever they are. */
+ * NULL where PyTorch allows None. training: save_mean and save_invstd (float32 [C]) are written, running statistics
+ * updated with `momentum` (unbiased variance). Not training: running statistics are used, save_* are ignored, whatever
+ * they are. */
 NPU_API npu_status_t npu_v3_batch_norm(npu_stream_t stream, const npu_tensor_t *x, const npu_tensor_t *weight,
                                        const npu_tensor_t *bias, const npu_tensor_t *running_mean,
                                        const npu_tensor_t *running_var, int32_t training, double momentum, double eps,
@@ -298,10 +300,10 @@ NPU_API npu_status_t npu_v3_layer_norm_grad(npu_stream_t stream, const npu_tenso
 /* ---------------------------------------------------------------- pooling: x [N, C, H, W], any strides */
 typedef struct npu_window {
   int64_t kernel[2], stride[2], padding[2], dilation[2];
-  int64_t groups; /* convolution only */
-  int32_t count_padding;     /* average pooling: padding counts in the divisor */
+  int64_t groups;        /* convolution only */
+  int32_t count_padding; /* average pooling: padding counts in the divisor */
   int32_t reserved;
-  int64_t divisor;           /* average pooling: 0 = computed */
+  int64_t divisor; /* average pooling: 0 = computed */
 } npu_window_t;
 /* `index` INT64: position in the H*W plane of x. The output size is that of `out` (so ceil mode needs no flag). */
 NPU_API npu_status_t npu_v3_max_pool(npu_stream_t stream, const npu_tensor_t *x, const npu_window_t *window,
@@ -329,8 +331,7 @@ NPU_API npu_status_t npu_v3_matmul(npu_stream_t stream, const npu_tensor_t *a, c
 NPU_API npu_status_t npu_v3_matmul_tiled(npu_stream_t stream, const npu_tensor_t *a, const npu_tensor_t *b,
                                          const npu_tensor_t *c, double alpha, double beta, const npu_tensor_t *out);
 NPU_API npu_status_t npu_v3_matmul_pipelined(npu_stream_t stream, const npu_tensor_t *a, const npu_tensor_t *b,
-                                             const npu_tensor_t *c, double alpha, double beta,
-                                             const npu_tensor_t *out);
+                                             const npu_tensor_t *c, double alpha, double beta, const npu_tensor_t *out);
 
 /* ---------------------------------------------------------------- convolution unit
  * x [N, C, H, W], w [O, C/groups, kH, kW], y [N, O, oH, oW], any strides; float16, bfloat16, float32, or int8 with an

@@ -59,9 +59,9 @@ extern "C" npu_status_t npu_v3_unscale(npu_stream_t stream, const npu_tensor_t* 
   });
 }
 
-extern "C" npu_status_t npu_v3_update_scale(npu_stream_t stream, const npu_tensor_t* scale,
-                                            const npu_tensor_t* tracker, const npu_tensor_t* found_inf, double growth,
-                                            double backoff, int32_t interval) {
+extern "C" npu_status_t npu_v3_update_scale(npu_stream_t stream, const npu_tensor_t* scale, const npu_tensor_t* tracker,
+                                            const npu_tensor_t* found_inf, double growth, double backoff,
+                                            int32_t interval) {
   static const char fn[] = "npu_v3_update_scale";
   View vs, vt, vf;
   NPU_TRY(resolve_number(stream, scale, NPU_FLOAT32, fn, "scale", &vs));

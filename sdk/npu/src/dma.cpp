@@ -33,8 +33,8 @@ inline int64_t to_int64(double d) { return d >= -0x1p63 && d < 0x1p63 ? int64_t(
 inline int32_t to_int32(double d) { return d > -0x1p31 - 1 && d < 0x1p31 ? int32_t(d) : INT32_MIN; }
 
 // A float32 that the 16-bit types round as they would round `x`. From a double that float32 lacks, it is the neighbour
-// whose last bit is odd: never the middle between two shorter numbers, where a second rounding would go astray. Integers
-// go by way of float32, as in C.
+// whose last bit is odd: never the middle between two shorter numbers, where a second rounding would go astray.
+// Integers go by way of float32.
 inline float unrounded(double x) {
   float f = float(x);
   uint32_t u;

@@ -124,8 +124,7 @@ struct AddRowBody {
 void index_add_rows(const View& dst, const View& index, const View& src) {
   const int64_t rows = dst.shape[0], width = dst.shape[1], n = index.shape[0];
   // A stable counting sort: the sources of destination r are order[start[r]] to order[start[r + 1]].
-  int64_t* start = static_cast<int64_t*>(
-      scratch(0, kOrderSlot, static_cast<size_t>(rows + 1 + n) * sizeof(int64_t)));
+  int64_t* start = static_cast<int64_t*>(scratch(0, kOrderSlot, static_cast<size_t>(rows + 1 + n) * sizeof(int64_t)));
   int64_t* order = start + rows + 1;
   auto row_of = [&](int64_t i) {
     const int64_t r = read_index(index, i * index.stride[0]);
@@ -150,9 +149,9 @@ void index_add_rows(const View& dst, const View& index, const View& src) {
       const float* held = load_floats(dst.dtype, to, dst.stride[1], width, acc);
       if (held != acc) std::memcpy(acc, held, static_cast<size_t>(width) * sizeof(float));
       for (int64_t k = first; k < start[r]; k++)
-        simd<AddRowBody>(acc, load_floats(src.dtype, src.data + order[k] * src.stride[0] * item, src.stride[1], width,
-                                          acc + width),
-                         width);
+        simd<AddRowBody>(
+            acc, load_floats(src.dtype, src.data + order[k] * src.stride[0] * item, src.stride[1], width, acc + width),
+            width);
       store_floats(dst.dtype, acc, to, dst.stride[1], width);
     }
   });
@@ -171,8 +170,7 @@ extern "C" npu_status_t npu_v3_index_select(npu_stream_t stream, const npu_tenso
   NPU_TRY(resolve(stream, src, kAnyDma, Engine::dma, false, fn, "src", &vs));
   NPU_TRY(resolve(stream, index, kIndexTypes, Engine::dma, false, fn, "index", &vi));
   NPU_TRY(check_dim(fn, dim, vs));
-  if (vi.rank != 1)
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: index has rank %d, expected 1", fn, vi.rank);
+  if (vi.rank != 1) return fail(NPU_STATUS_INVALID_VALUE, "%s: index has rank %d, expected 1", fn, vi.rank);
   int64_t shape[kMaxRank];
   for (int d = 0; d < vs.rank; d++) shape[d] = d == dim ? vi.shape[0] : vs.shape[d];
   NPU_TRY(expect_shape(fn, "dst", vd, vs.rank, shape));
@@ -216,8 +214,8 @@ extern "C" npu_status_t npu_v3_gather(npu_stream_t stream, const npu_tensor_t* d
   });
 }
 
-extern "C" npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor_t* dst,
-                                              const npu_tensor_t* index, const npu_tensor_t* src) {
+extern "C" npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor_t* dst, const npu_tensor_t* index,
+                                              const npu_tensor_t* src) {
   static const char fn[] = "npu_v3_index_add_rows";
   View vd, vs, vi;
   NPU_TRY(resolve(stream, dst, kFloats, Engine::dma, false, fn, "dst", &vd));

@@ -39,14 +39,14 @@ NPU_TARGET static inline __attribute__((always_inline)) void tile(const int rows
 
 NPU_TARGET static void run(int rows, int columns, int64_t kc, const float* a, const float* b, float* c, int64_t ldc,
                            bool add) {
-#define NPU_ROWS(n)                                     \
-  case n:                                               \
-    if (n > NPU_MR) break;                              \
-    if (columns > NPU_LANES) {                          \
+#define NPU_ROWS(n)                                       \
+  case n:                                                 \
+    if (n > NPU_MR) break;                                \
+    if (columns > NPU_LANES) {                            \
       tile(n > NPU_MR ? 1 : n, 2, kc, a, b, c, ldc, add); \
-    } else {                                            \
+    } else {                                              \
       tile(n > NPU_MR ? 1 : n, 1, kc, a, b, c, ldc, add); \
-    }                                                   \
+    }                                                     \
     break;
   switch (rows) {
     NPU_ROWS(1)

@@ -25,8 +25,8 @@ void* map_pages(uint64_t bytes, int protection) {
 }
 
 const char* dtype_name(int32_t dtype) {
-  static const char* const names[] = {"?", "FLOAT16", "BFLOAT16", "FLOAT32", "INT8", "INT32", "INT64", "BOOL", "UINT8",
-                                      "FLOAT64"};
+  static const char* const names[] = {"?",     "FLOAT16", "BFLOAT16", "FLOAT32", "INT8",
+                                      "INT32", "INT64",   "BOOL",     "UINT8",   "FLOAT64"};
   return dtype >= 1 && dtype <= NPU_FLOAT64 ? names[dtype] : "?";
 }
 

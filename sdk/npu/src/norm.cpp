@@ -28,16 +28,16 @@ npu_status_t resolve_channel(npu_stream_t stream, const npu_tensor_t* tensor, in
 
 namespace {
 
-constexpr int64_t kSmallImage = 32;       // pixels below which columns beat rows
+constexpr int64_t kSmallImage = 32;                 // pixels below which columns beat rows
 constexpr int kSumsSlot = 8, kCoefficientSlot = 9;  // of scratch(): shared by the command's threads
 
 // x [, g], out: `first` is what statistics are taken of.
 struct Norm {
   bool columns = false;
-  int32_t count = 0;      // operands: out, x (, grad)
+  int32_t count = 0;  // operands: out, x (, grad)
   int64_t channels = 0, pixels = 1;
-  double n = 0;           // elements of a channel
-  Loop loop;              // rows: elements of a channel; columns: the matrix's rows
+  double n = 0;  // elements of a channel
+  Loop loop;     // rows: elements of a channel; columns: the matrix's rows
   Operand operand[3];
   int64_t channel_stride[3] = {};
 };
@@ -142,8 +142,7 @@ struct ApplyColumnsBody {
   NPU_INLINE static void run(const float* x, const float* g, float* out, int64_t n, const float* mean,
                              const float* slope, const float* bias, const float* grad) {
     if (g) {
-      NPU_IVDEP for (int64_t i = 0; i < n; i++)
-        out[i] = grad[i] * g[i] + (slope[i] * (x[i] - mean[i]) + bias[i]);
+      NPU_IVDEP for (int64_t i = 0; i < n; i++) out[i] = grad[i] * g[i] + (slope[i] * (x[i] - mean[i]) + bias[i]);
     } else {
       NPU_IVDEP for (int64_t i = 0; i < n; i++) out[i] = slope[i] * (x[i] - mean[i]) + bias[i];
     }

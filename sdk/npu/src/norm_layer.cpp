@@ -10,7 +10,7 @@
 namespace npu {
 namespace {
 
-constexpr int kRowSlot = 0;    // of each thread: a row of x, of grad and of the result
+constexpr int kRowSlot = 0;                    // of each thread: a row of x, of grad and of the result
 constexpr int kSumsSlot = 8, kWeightSlot = 9;  // shared by the command's threads
 
 npu_status_t check_rows(const char* fn, const char* what, const View& v) {
@@ -31,8 +31,8 @@ struct NormaliseBody {
 };
 // sums: of g w, and of g w h
 struct RowGradSums {
-  NPU_INLINE static void run(const float* x, const float* g, const float* w, float* h, float* gw, int64_t n,
-                             float mean, float rstd) {
+  NPU_INLINE static void run(const float* x, const float* g, const float* w, float* h, float* gw, int64_t n, float mean,
+                             float rstd) {
     NPU_IVDEP for (int64_t i = 0; i < n; i++) {
       h[i] = (x[i] - mean) * rstd;
       gw[i] = g[i] * w[i];
@@ -149,8 +149,7 @@ extern "C" npu_status_t npu_v3_layer_norm_grad(npu_stream_t stream, const npu_te
           const float* fg = load_floats(vg.dtype, vg.data + at, 1, columns, buffer + columns);
           const float s = rstds.get(r);
           simd<RowGradSums>(fx, fg, fw, h, gw, columns, means.get(r), s);
-          if (grad_w || grad_b)
-            simd<ColumnDotBody>(fg, static_cast<const float*>(h), columns, sum, sum + columns);
+          if (grad_w || grad_b) simd<ColumnDotBody>(fg, static_cast<const float*>(h), columns, sum, sum + columns);
           if (!vo) continue;
           double of_row[2] = {0, 0};
           simd<DotBody>(static_cast<const float*>(gw), static_cast<const float*>(h), columns, of_row);

@@ -15,7 +15,6 @@ namespace {
 constexpr int kInSlot = 0, kOutSlot = 1, kIndexSlot = 2, kRowSlot = 3;
 constexpr int64_t kGroup = 32;  // channels loaded together, at most
 
-
 // Channels [c, c + group) of image n, as `group` dense planes.
 template <class T>
 void load_planes(const View& v, int64_t n, int64_t c, int64_t group, T* to) {
@@ -270,8 +269,7 @@ extern "C" npu_status_t npu_v3_max_pool(npu_stream_t stream, const npu_tensor_t*
     return fail(NPU_STATUS_NOT_SUPPORTED, "%s: a plane of x has more than %d elements", fn, INT32_MAX);
   if (vo.numel() == 0) return NPU_STATUS_SUCCESS;
   const npu_window_t win = *window;
-  const uint64_t cost =
-      pool_cost(stream, vx, vo, static_cast<double>(win.kernel[0] * win.kernel[1]), view_bytes(vi));
+  const uint64_t cost = pool_cost(stream, vx, vo, static_cast<double>(win.kernel[0] * win.kernel[1]), view_bytes(vi));
   return submit(stream, fn, cost, [=] {
     const int64_t h = vx.shape[2], w = vx.shape[3], oh = vo.shape[2], ow = vo.shape[3];
     for_planes(vx, [&](int64_t n, int64_t c, int64_t group, int thread) {

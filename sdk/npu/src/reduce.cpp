@@ -175,16 +175,26 @@ void reduce_op(const Reduction& r) {
 
 void reduce(const Reduction& r) {
   switch (r.opcode) {
-    case NPU_REDUCE_SUM: return reduce_op<NPU_REDUCE_SUM>(r);
-    case NPU_REDUCE_MEAN: return reduce_op<NPU_REDUCE_MEAN>(r);
-    case NPU_REDUCE_MAX: return reduce_op<NPU_REDUCE_MAX>(r);
-    case NPU_REDUCE_MIN: return reduce_op<NPU_REDUCE_MIN>(r);
-    case NPU_REDUCE_PROD: return reduce_op<NPU_REDUCE_PROD>(r);
-    case NPU_REDUCE_ANY: return reduce_op<NPU_REDUCE_ANY>(r);
-    case NPU_REDUCE_ALL: return reduce_op<NPU_REDUCE_ALL>(r);
-    case NPU_REDUCE_ARGMAX: return reduce_op<NPU_REDUCE_ARGMAX>(r);
-    case NPU_REDUCE_ARGMIN: return reduce_op<NPU_REDUCE_ARGMIN>(r);
-    default: return reduce_op<NPU_REDUCE_SUM_SQUARES>(r);
+    case NPU_REDUCE_SUM:
+      return reduce_op<NPU_REDUCE_SUM>(r);
+    case NPU_REDUCE_MEAN:
+      return reduce_op<NPU_REDUCE_MEAN>(r);
+    case NPU_REDUCE_MAX:
+      return reduce_op<NPU_REDUCE_MAX>(r);
+    case NPU_REDUCE_MIN:
+      return reduce_op<NPU_REDUCE_MIN>(r);
+    case NPU_REDUCE_PROD:
+      return reduce_op<NPU_REDUCE_PROD>(r);
+    case NPU_REDUCE_ANY:
+      return reduce_op<NPU_REDUCE_ANY>(r);
+    case NPU_REDUCE_ALL:
+      return reduce_op<NPU_REDUCE_ALL>(r);
+    case NPU_REDUCE_ARGMAX:
+      return reduce_op<NPU_REDUCE_ARGMAX>(r);
+    case NPU_REDUCE_ARGMIN:
+      return reduce_op<NPU_REDUCE_ARGMIN>(r);
+    default:
+      return reduce_op<NPU_REDUCE_SUM_SQUARES>(r);
   }
 }
 
@@ -205,8 +215,8 @@ using namespace npu;
 extern "C" npu_status_t npu_v3_reduce(npu_stream_t stream, int32_t opcode, const npu_tensor_t* x, uint32_t dims,
                                       const npu_tensor_t* out) {
   static const char fn[] = "npu_v3_reduce";
-  static const char* const names[] = {"", "SUM", "MEAN", "MAX", "MIN", "PROD", "ANY", "ALL", "ARGMAX", "ARGMIN",
-                                      "SUM_SQUARES"};
+  static const char* const names[] = {"",    "SUM", "MEAN",   "MAX",    "MIN",        "PROD",
+                                      "ANY", "ALL", "ARGMAX", "ARGMIN", "SUM_SQUARES"};
   if (opcode < NPU_REDUCE_SUM || opcode > NPU_REDUCE_SUM_SQUARES)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d", fn, opcode, NPU_REDUCE_SUM,
                 NPU_REDUCE_SUM_SQUARES);

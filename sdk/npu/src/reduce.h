@@ -32,13 +32,21 @@ struct Accumulator {
 template <class A>
 NPU_INLINE A& slot_value(Slot& s);
 template <>
-NPU_INLINE double& slot_value<double>(Slot& s) { return s.d; }
+NPU_INLINE double& slot_value<double>(Slot& s) {
+  return s.d;
+}
 template <>
-NPU_INLINE float& slot_value<float>(Slot& s) { return s.f; }
+NPU_INLINE float& slot_value<float>(Slot& s) {
+  return s.f;
+}
 template <>
-NPU_INLINE int64_t& slot_value<int64_t>(Slot& s) { return s.i; }
+NPU_INLINE int64_t& slot_value<int64_t>(Slot& s) {
+  return s.i;
+}
 template <>
-NPU_INLINE uint64_t& slot_value<uint64_t>(Slot& s) { return s.u; }
+NPU_INLINE uint64_t& slot_value<uint64_t>(Slot& s) {
+  return s.u;
+}
 
 template <int kOp, class E>
 NPU_INLINE Slot empty_slot() {

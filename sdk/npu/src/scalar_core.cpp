@@ -64,7 +64,7 @@ UNARY_OP(LogicalNot, uint8_t, x == 0)
 
 BINARY_OP(Add, double, a + alpha * b)
 BINARY_OP(Sub, double, a - alpha * b)
-BINARY_OP(Mul, double, a * b)
+BINARY_OP(Mul, double, a* b)
 BINARY_OP(Div, double, a / b)
 BINARY_OP(Max, double, a > b || a != a ? a : b)
 BINARY_OP(Min, double, a < b || a != a ? a : b)
@@ -79,46 +79,81 @@ BINARY_OP(Ge, uint8_t, a >= b)
 
 Kernel scalar_unary(int32_t opcode) {
   switch (opcode) {
-    case NPU_UNARY_NEG: return unary<Neg, double>;
-    case NPU_UNARY_ABS: return unary<Abs, double>;
-    case NPU_UNARY_EXP: return unary<Exp, double>;
-    case NPU_UNARY_EXPM1: return unary<Expm1, double>;
-    case NPU_UNARY_LOG: return unary<Log, double>;
-    case NPU_UNARY_LOG1P: return unary<Log1p, double>;
-    case NPU_UNARY_SQRT: return unary<Sqrt, double>;
-    case NPU_UNARY_RSQRT: return unary<Rsqrt, double>;
-    case NPU_UNARY_RECIPROCAL: return unary<Reciprocal, double>;
-    case NPU_UNARY_SIN: return unary<Sin, double>;
-    case NPU_UNARY_COS: return unary<Cos, double>;
-    case NPU_UNARY_TANH: return unary<Tanh, double>;
-    case NPU_UNARY_ERF: return unary<Erf, double>;
-    case NPU_UNARY_FLOOR: return unary<Floor, double>;
-    case NPU_UNARY_CEIL: return unary<Ceil, double>;
-    case NPU_UNARY_ROUND: return unary<Round, double>;
-    case NPU_UNARY_TRUNC: return unary<Trunc, double>;
-    case NPU_UNARY_SIGN: return unary<Sign, double>;
-    case NPU_UNARY_ISNAN: return unary<IsNan, uint8_t>;
-    case NPU_UNARY_ISFINITE: return unary<IsFinite, uint8_t>;
-    case NPU_UNARY_LOGICAL_NOT: return unary<LogicalNot, uint8_t>;
-    default: return nullptr;
+    case NPU_UNARY_NEG:
+      return unary<Neg, double>;
+    case NPU_UNARY_ABS:
+      return unary<Abs, double>;
+    case NPU_UNARY_EXP:
+      return unary<Exp, double>;
+    case NPU_UNARY_EXPM1:
+      return unary<Expm1, double>;
+    case NPU_UNARY_LOG:
+      return unary<Log, double>;
+    case NPU_UNARY_LOG1P:
+      return unary<Log1p, double>;
+    case NPU_UNARY_SQRT:
+      return unary<Sqrt, double>;
+    case NPU_UNARY_RSQRT:
+      return unary<Rsqrt, double>;
+    case NPU_UNARY_RECIPROCAL:
+      return unary<Reciprocal, double>;
+    case NPU_UNARY_SIN:
+      return unary<Sin, double>;
+    case NPU_UNARY_COS:
+      return unary<Cos, double>;
+    case NPU_UNARY_TANH:
+      return unary<Tanh, double>;
+    case NPU_UNARY_ERF:
+      return unary<Erf, double>;
+    case NPU_UNARY_FLOOR:
+      return unary<Floor, double>;
+    case NPU_UNARY_CEIL:
+      return unary<Ceil, double>;
+    case NPU_UNARY_ROUND:
+      return unary<Round, double>;
+    case NPU_UNARY_TRUNC:
+      return unary<Trunc, double>;
+    case NPU_UNARY_SIGN:
+      return unary<Sign, double>;
+    case NPU_UNARY_ISNAN:
+      return unary<IsNan, uint8_t>;
+    case NPU_UNARY_ISFINITE:
+      return unary<IsFinite, uint8_t>;
+    case NPU_UNARY_LOGICAL_NOT:
+      return unary<LogicalNot, uint8_t>;
+    default:
+      return nullptr;
   }
 }
 
 Kernel scalar_binary(int32_t opcode) {
   switch (opcode) {
-    case NPU_BINARY_ADD: return binary<Add, double>;
-    case NPU_BINARY_SUB: return binary<Sub, double>;
-    case NPU_BINARY_MUL: return binary<Mul, double>;
-    case NPU_BINARY_DIV: return binary<Div, double>;
-    case NPU_BINARY_MAX: return binary<Max, double>;
-    case NPU_BINARY_MIN: return binary<Min, double>;
-    case NPU_BINARY_EQ: return binary<Eq, uint8_t>;
-    case NPU_BINARY_NE: return binary<Ne, uint8_t>;
-    case NPU_BINARY_LT: return binary<Lt, uint8_t>;
-    case NPU_BINARY_LE: return binary<Le, uint8_t>;
-    case NPU_BINARY_GT: return binary<Gt, uint8_t>;
-    case NPU_BINARY_GE: return binary<Ge, uint8_t>;
-    default: return nullptr;
+    case NPU_BINARY_ADD:
+      return binary<Add, double>;
+    case NPU_BINARY_SUB:
+      return binary<Sub, double>;
+    case NPU_BINARY_MUL:
+      return binary<Mul, double>;
+    case NPU_BINARY_DIV:
+      return binary<Div, double>;
+    case NPU_BINARY_MAX:
+      return binary<Max, double>;
+    case NPU_BINARY_MIN:
+      return binary<Min, double>;
+    case NPU_BINARY_EQ:
+      return binary<Eq, uint8_t>;
+    case NPU_BINARY_NE:
+      return binary<Ne, uint8_t>;
+    case NPU_BINARY_LT:
+      return binary<Lt, uint8_t>;
+    case NPU_BINARY_LE:
+      return binary<Le, uint8_t>;
+    case NPU_BINARY_GT:
+      return binary<Gt, uint8_t>;
+    case NPU_BINARY_GE:
+      return binary<Ge, uint8_t>;
+    default:
+      return nullptr;
   }
 }
 

@@ -56,17 +56,18 @@ void runtime_failure(npu_status_t status, const char* text);
 
 // The virtual clock's prices, in cycles.
 struct Work {
-  double flops = 0;       // of the unit that does it
-  double bytes = 0;       // moved between memory and the unit
-  int32_t dtype = 0;      // selects the unit's rate
+  double flops = 0;   // of the unit that does it
+  double bytes = 0;   // moved between memory and the unit
+  int32_t dtype = 0;  // selects the unit's rate
   enum Unit { vector, matrix, dma, scalar } unit = vector;
-  uint64_t fixed = 0;     // start-up cycles
-  double overlap = 0;     // 0: compute and memory add up, 1: the longer hides the shorter
+  uint64_t fixed = 0;  // start-up cycles
+  double overlap = 0;  // 0: compute and memory add up, 1: the longer hides the shorter
 };
 uint64_t cycles(npu_stream_t stream, const Work& work);
 
 using CommandFn = void (*)(void* payload);
-// Copies `bytes` of closure into the ring (blocks while it is full) and returns. Faults injected for `function` strike here.
+// Copies `bytes` of closure into the ring (blocks while it is full) and returns. Faults injected for `function` strike
+// here.
 npu_status_t enqueue(npu_stream_t stream, const char* function, uint64_t cycles, CommandFn run, const void* payload,
                      size_t bytes);
 
@@ -74,8 +75,7 @@ template <class F>
 npu_status_t submit(npu_stream_t stream, const char* function, uint64_t cost, const F& closure) {
   static_assert(std::is_trivially_copyable<F>::value, "a command is copied as bytes");
   static_assert(sizeof(F) <= kPayload, "a command must fit the ring's slot");
-  return enqueue(
-      stream, function, cost, [](void* p) { (*static_cast<F*>(p))(); }, &closure, sizeof(F));
+  return enqueue(stream, function, cost, [](void* p) { (*static_cast<F*>(p))(); }, &closure, sizeof(F));
 }
 
 // Runs body(begin, end, thread) over [0, n) in chunks of at least `grain`, on the compute threads including the

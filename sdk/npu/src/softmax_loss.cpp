@@ -42,10 +42,10 @@ struct LogSoftmaxGrad {
 };
 
 struct Rows {
-  Loop loop;           // of the rows
-  Operand operand[3];  // out, then the inputs
+  Loop loop;             // of the rows
+  Operand operand[3];    // out, then the inputs
   int64_t step[3] = {};  // between elements of a row
-  int64_t n = 0;       // of a row
+  int64_t n = 0;         // of a row
 };
 
 npu_status_t lay_out(const char* fn, const View* const* views, int count, int32_t dim, Rows* rows) {
@@ -106,7 +106,7 @@ void softmax_grad(const Rows& rows, bool logarithm) {
 
 // ---- negative log likelihood
 struct Loss {
-  View input;   // log probabilities, or grad_x; as [N, C]
+  View input;                // log probabilities, or grad_x; as [N, C]
   View target, loss, total;  // loss: the gradient, for nll_loss_grad
   Channel weight;
   int32_t reduction = 0;
@@ -116,9 +116,7 @@ struct Loss {
 int64_t target_at(const Loss& l, int64_t i) {
   return reinterpret_cast<const int64_t*>(l.target.data)[l.target.rank ? i * l.target.stride[0] : 0];
 }
-char* element(const View& v, int64_t offset) {
-  return v.data + offset * static_cast<int64_t>(dtype_size(v.dtype));
-}
+char* element(const View& v, int64_t offset) { return v.data + offset * static_cast<int64_t>(dtype_size(v.dtype)); }
 char* loss_at(const Loss& l, int64_t i) { return element(l.loss, l.loss.rank ? i * l.loss.stride[0] : 0); }
 
 bool targets_in_range(const char* fn, const Loss& l) {

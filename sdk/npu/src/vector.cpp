@@ -116,10 +116,14 @@ static void move_block(const Loop& loop, const Operand& operand, int64_t begin, 
 template <bool kGather>
 static void move_block(const Loop& loop, const Operand& operand, int64_t begin, int64_t n, void* buffer) {
   switch (operand.size) {
-    case 1: return move_block<uint8_t, kGather>(loop, operand, begin, n, static_cast<uint8_t*>(buffer));
-    case 2: return move_block<uint16_t, kGather>(loop, operand, begin, n, static_cast<uint16_t*>(buffer));
-    case 4: return move_block<uint32_t, kGather>(loop, operand, begin, n, static_cast<uint32_t*>(buffer));
-    default: return move_block<uint64_t, kGather>(loop, operand, begin, n, static_cast<uint64_t*>(buffer));
+    case 1:
+      return move_block<uint8_t, kGather>(loop, operand, begin, n, static_cast<uint8_t*>(buffer));
+    case 2:
+      return move_block<uint16_t, kGather>(loop, operand, begin, n, static_cast<uint16_t*>(buffer));
+    case 4:
+      return move_block<uint32_t, kGather>(loop, operand, begin, n, static_cast<uint32_t*>(buffer));
+    default:
+      return move_block<uint64_t, kGather>(loop, operand, begin, n, static_cast<uint64_t*>(buffer));
   }
 }
 
@@ -197,43 +201,66 @@ struct FromBoolBody {
 void to_float(int32_t dtype, const void* in, float* out, int64_t n) {
   void* to = out;
   switch (dtype) {
-    case NPU_FLOAT16: return half_to_float(static_cast<const uint16_t*>(in), out, n);
-    case NPU_BFLOAT16: return bf16_to_float(static_cast<const uint16_t*>(in), out, n);
-    case NPU_FLOAT32: std::memcpy(out, in, static_cast<size_t>(n) * 4); return;
-    case NPU_INT8: return simd<ConvertBody<int8_t, float>>(in, to, n);
-    case NPU_INT32: return simd<ConvertBody<int32_t, float>>(in, to, n);
-    case NPU_INT64: return simd<ConvertBody<int64_t, float>>(in, to, n);
-    default: return simd<FromBoolBody<float>>(in, to, n);
+    case NPU_FLOAT16:
+      return half_to_float(static_cast<const uint16_t*>(in), out, n);
+    case NPU_BFLOAT16:
+      return bf16_to_float(static_cast<const uint16_t*>(in), out, n);
+    case NPU_FLOAT32:
+      std::memcpy(out, in, static_cast<size_t>(n) * 4);
+      return;
+    case NPU_INT8:
+      return simd<ConvertBody<int8_t, float>>(in, to, n);
+    case NPU_INT32:
+      return simd<ConvertBody<int32_t, float>>(in, to, n);
+    case NPU_INT64:
+      return simd<ConvertBody<int64_t, float>>(in, to, n);
+    default:
+      return simd<FromBoolBody<float>>(in, to, n);
   }
 }
 
 void from_float(int32_t dtype, const float* in, void* out, int64_t n) {
   const void* from = in;
   switch (dtype) {
-    case NPU_FLOAT16: return float_to_half(in, static_cast<uint16_t*>(out), n);
-    case NPU_BFLOAT16: return float_to_bf16(in, static_cast<uint16_t*>(out), n);
-    case NPU_FLOAT32: std::memcpy(out, in, static_cast<size_t>(n) * 4); return;
-    default: return simd<ToBoolBody<float>>(from, out, n);  // no function computes integers in float32
+    case NPU_FLOAT16:
+      return float_to_half(in, static_cast<uint16_t*>(out), n);
+    case NPU_BFLOAT16:
+      return float_to_bf16(in, static_cast<uint16_t*>(out), n);
+    case NPU_FLOAT32:
+      std::memcpy(out, in, static_cast<size_t>(n) * 4);
+      return;
+    default:
+      return simd<ToBoolBody<float>>(from, out, n);  // no function computes integers in float32
   }
 }
 
 void to_int(int32_t dtype, const void* in, int64_t* out, int64_t n) {
   void* to = out;
   switch (dtype) {
-    case NPU_INT8: return simd<ConvertBody<int8_t, int64_t>>(in, to, n);
-    case NPU_INT32: return simd<ConvertBody<int32_t, int64_t>>(in, to, n);
-    case NPU_INT64: std::memcpy(out, in, static_cast<size_t>(n) * 8); return;
-    default: return simd<FromBoolBody<int64_t>>(in, to, n);
+    case NPU_INT8:
+      return simd<ConvertBody<int8_t, int64_t>>(in, to, n);
+    case NPU_INT32:
+      return simd<ConvertBody<int32_t, int64_t>>(in, to, n);
+    case NPU_INT64:
+      std::memcpy(out, in, static_cast<size_t>(n) * 8);
+      return;
+    default:
+      return simd<FromBoolBody<int64_t>>(in, to, n);
   }
 }
 
 void from_int(int32_t dtype, const int64_t* in, void* out, int64_t n) {
   const void* from = in;
   switch (dtype) {
-    case NPU_INT8: return simd<ConvertBody<int64_t, int8_t>>(from, out, n);
-    case NPU_INT32: return simd<ConvertBody<int64_t, int32_t>>(from, out, n);
-    case NPU_INT64: std::memcpy(out, in, static_cast<size_t>(n) * 8); return;
-    default: return simd<ToBoolBody<int64_t>>(from, out, n);
+    case NPU_INT8:
+      return simd<ConvertBody<int64_t, int8_t>>(from, out, n);
+    case NPU_INT32:
+      return simd<ConvertBody<int64_t, int32_t>>(from, out, n);
+    case NPU_INT64:
+      std::memcpy(out, in, static_cast<size_t>(n) * 8);
+      return;
+    default:
+      return simd<ToBoolBody<int64_t>>(from, out, n);
   }
 }
 
@@ -279,17 +306,26 @@ void store_floats(int32_t dtype, const float* in, char* out, int64_t stride, int
 
 float load_float1(int32_t dtype, const void* in) {
   switch (dtype) {
-    case NPU_FLOAT16: return half_to_float1(*static_cast<const uint16_t*>(in));
-    case NPU_BFLOAT16: return bf16_to_float1(*static_cast<const uint16_t*>(in));
-    default: return *static_cast<const float*>(in);
+    case NPU_FLOAT16:
+      return half_to_float1(*static_cast<const uint16_t*>(in));
+    case NPU_BFLOAT16:
+      return bf16_to_float1(*static_cast<const uint16_t*>(in));
+    default:
+      return *static_cast<const float*>(in);
   }
 }
 
 void store_float1(int32_t dtype, float value, void* out) {
   switch (dtype) {
-    case NPU_FLOAT16: *static_cast<uint16_t*>(out) = float_to_half1(value); return;
-    case NPU_BFLOAT16: *static_cast<uint16_t*>(out) = float_to_bf161(value); return;
-    default: *static_cast<float*>(out) = value; return;
+    case NPU_FLOAT16:
+      *static_cast<uint16_t*>(out) = float_to_half1(value);
+      return;
+    case NPU_BFLOAT16:
+      *static_cast<uint16_t*>(out) = float_to_bf161(value);
+      return;
+    default:
+      *static_cast<float*>(out) = value;
+      return;
   }
 }
 
@@ -344,8 +380,8 @@ int32_t run_program(const Program& p) {
 
 // ---- argument checks
 const char* dtype_text(int32_t dtype) {
-  static const char* const names[] = {"none", "float16", "bfloat16", "float32", "int8", "int32", "int64", "bool",
-                                      "uint8", "float64"};
+  static const char* const names[] = {"none",  "float16", "bfloat16", "float32", "int8",
+                                      "int32", "int64",   "bool",     "uint8",   "float64"};
   return dtype >= 0 && dtype <= NPU_FLOAT64 ? names[dtype] : "unknown";
 }
 
@@ -354,8 +390,8 @@ static const char* shape_text(int rank, const int64_t* shape, char* text) {
   size_t at = 0;
   text[at++] = '[';
   for (int d = 0; d < rank; d++)
-    at += static_cast<size_t>(__builtin_snprintf(text + at, 128 - at, d ? ", %lld" : "%lld",
-                                                 static_cast<long long>(shape[d])));
+    at += static_cast<size_t>(
+        __builtin_snprintf(text + at, 128 - at, d ? ", %lld" : "%lld", static_cast<long long>(shape[d])));
   text[at++] = ']';
   text[at] = 0;
   return text;

@@ -18,10 +18,10 @@ namespace npu {
 #define NPU_INLINE __attribute__((always_inline)) inline
 // Within one iteration a kernel loads before it stores, so an output that is one of the inputs is no obstacle.
 #define NPU_IVDEP _Pragma("GCC ivdep")
-#define NPU_TRY(expression)                                    \
-  do {                                                         \
-    const npu_status_t try_status = (expression);              \
-    if (try_status != NPU_STATUS_SUCCESS) return try_status;   \
+#define NPU_TRY(expression)                                  \
+  do {                                                       \
+    const npu_status_t try_status = (expression);            \
+    if (try_status != NPU_STATUS_SUCCESS) return try_status; \
   } while (0)
 
 // ---- compilation for several instruction sets
@@ -132,7 +132,7 @@ struct ProgramHead {
   int32_t inputs = 0;
   Compute in = Compute::f32;   // of all inputs
   Compute out = Compute::f32;  // raw: the kernel writes elements of out's own type
-  double scalar_f = 0;  // the scalar operands' value
+  double scalar_f = 0;         // the scalar operands' value
   int64_t scalar_i = 0;
 };
 struct Program : ProgramHead {
@@ -142,8 +142,8 @@ struct Program : ProgramHead {
 // Runs over the whole loop, on several threads when it is long. Returns the flag the kernels set.
 int32_t run_program(const Program& program);
 
-// The scalar core's kernels on float64 by opcode, in scalar_core.cpp; NULL for what it lacks. In ADD and SUB alpha is in
-// params.i0, by its bits.
+// The scalar core's kernels on float64 by opcode, in scalar_core.cpp; NULL for what it lacks. The alpha of ADD and SUB
+// is in params.i0, by its bits.
 Kernel scalar_unary(int32_t opcode);
 Kernel scalar_binary(int32_t opcode);
 

@@ -2,8 +2,8 @@
 // opcode, on float32 and/or int64, over the loops of vector.h. The functors on float64 are the scalar core's.
 //
 // Contract: the header's, and: a scalar operand is rounded to the operation's own type: float32 (for comparisons,
-// MAX and MIN to the tensors' dtype, as PyTorch does), float64, int64 for integers and BOOL. Integer division by zero gives
-// NPU_STATUS_EXECUTION_FAILED at the next synchronise and writes 0; the least integer divided by -1 wraps around.
+// MAX and MIN to the tensors' dtype, as PyTorch does), float64, int64 for integers and BOOL. Integer division by zero
+// gives NPU_STATUS_EXECUTION_FAILED at the next synchronise and writes 0; the least integer divided by -1 wraps around.
 // BOOL: ADD is or, MUL is and; SUB and the divisions refuse it.
 #include "vector_math.h"
 
@@ -38,29 +38,29 @@ struct DivisionBody {
   }
 };
 
-#define BINARY_OP(Name, T, Result, expression)                          \
-  struct Name {                                                         \
-    NPU_INLINE static Result f(T a, T b, const Params& p) {             \
-      (void)b;                                                          \
-      (void)p;                                                          \
-      return static_cast<Result>(expression);                           \
-    }                                                                   \
+#define BINARY_OP(Name, T, Result, expression)              \
+  struct Name {                                             \
+    NPU_INLINE static Result f(T a, T b, const Params& p) { \
+      (void)b;                                              \
+      (void)p;                                              \
+      return static_cast<Result>(expression);               \
+    }                                                       \
   };
-#define ANY_OP(Name, Result, expression)                                \
-  struct Name {                                                         \
-    template <class T>                                                  \
-    NPU_INLINE static Result f(T a, T b, const Params& p) {             \
-      (void)p;                                                          \
-      return static_cast<Result>(expression);                           \
-    }                                                                   \
+#define ANY_OP(Name, Result, expression)                    \
+  struct Name {                                             \
+    template <class T>                                      \
+    NPU_INLINE static Result f(T a, T b, const Params& p) { \
+      (void)p;                                              \
+      return static_cast<Result>(expression);               \
+    }                                                       \
   };
-#define DIVISION_OP(Name, expression, by_minus_one)                                             \
-  struct Name {                                                                                 \
-    NPU_INLINE static int64_t f(int64_t a, int64_t b) { return expression; }                    \
-    NPU_INLINE static int64_t minus_one(int64_t a) {                                            \
-      (void)a;                                                                                  \
-      return by_minus_one;                                                                      \
-    }                                                                                           \
+#define DIVISION_OP(Name, expression, by_minus_one)                          \
+  struct Name {                                                              \
+    NPU_INLINE static int64_t f(int64_t a, int64_t b) { return expression; } \
+    NPU_INLINE static int64_t minus_one(int64_t a) {                         \
+      (void)a;                                                               \
+      return by_minus_one;                                                   \
+    }                                                                        \
   };
 
 NPU_INLINE uint64_t u(int64_t x) { return static_cast<uint64_t>(x); }
@@ -90,7 +90,7 @@ BINARY_OP(AddF, float, float, a + p.f0 * b)
 BINARY_OP(AddI, int64_t, int64_t, u(a) + u(p.i0) * u(b))
 BINARY_OP(SubF, float, float, a - p.f0 * b)
 BINARY_OP(SubI, int64_t, int64_t, u(a) - u(p.i0) * u(b))
-BINARY_OP(MulF, float, float, a * b)
+BINARY_OP(MulF, float, float, a* b)
 BINARY_OP(MulI, int64_t, int64_t, u(a) * u(b))
 BINARY_OP(DivF, float, float, a / b)
 BINARY_OP(DivTruncF, float, float, __builtin_truncf(a / b))
@@ -104,7 +104,7 @@ DIVISION_OP(FmodI, a % b, 0)
 ANY_OP(Max, T, ((a > b) | (a != a)) ? a : b)
 ANY_OP(Min, T, ((a < b) | (a != a)) ? a : b)
 BINARY_OP(PowF, float, float, __builtin_powf(a, b))
-BINARY_OP(SquareF, float, float, a * a)
+BINARY_OP(SquareF, float, float, a* a)
 BINARY_OP(PowI, int64_t, int64_t, int_power(a, b))
 ANY_OP(Eq, uint8_t, a == b)
 ANY_OP(Ne, uint8_t, a != b)
@@ -115,7 +115,7 @@ ANY_OP(Ge, uint8_t, a >= b)
 ANY_OP(LogicalAnd, uint8_t, (a != 0) & (b != 0))
 ANY_OP(LogicalOr, uint8_t, (a != 0) | (b != 0))
 ANY_OP(LogicalXor, uint8_t, (a != 0) ^ (b != 0))
-BINARY_OP(BitwiseAnd, int64_t, int64_t, a & b)
+BINARY_OP(BitwiseAnd, int64_t, int64_t, a& b)
 BINARY_OP(BitwiseOr, int64_t, int64_t, a | b)
 BINARY_OP(BitwiseXor, int64_t, int64_t, a ^ b)
 BINARY_OP(Atan2, float, float, __builtin_atan2f(a, b))
@@ -123,9 +123,9 @@ BINARY_OP(Atan2, float, float, __builtin_atan2f(a, b))
 BINARY_OP(ReluGrad, float, float, b <= p.f1 ? 0.0f : a)
 BINARY_OP(SigmoidGrad, float, float, a * (1 - b) * b)
 BINARY_OP(TanhGrad, float, float, a * (1 - b * b))
-BINARY_OP(GeluGrad, float, float, a * math::gelu_derivative(b))
-BINARY_OP(GeluTanhGrad, float, float, a * math::gelu_tanh_derivative(b))
-BINARY_OP(SiluGrad, float, float, a * math::silu_derivative(b))
+BINARY_OP(GeluGrad, float, float, a* math::gelu_derivative(b))
+BINARY_OP(GeluTanhGrad, float, float, a* math::gelu_tanh_derivative(b))
+BINARY_OP(SiluGrad, float, float, a* math::silu_derivative(b))
 BINARY_OP(LeakyReluGrad, float, float, b > 0 ? a : a * p.f1)
 
 struct Entry {
@@ -143,8 +143,13 @@ Entry float_entry(const char* name, double flops) {
 }
 template <class F, class I>
 Entry numeric_entry(const char* name, uint32_t dtypes, double flops = 1) {
-  return {kernel<BinaryBody<F, float, float>>(), kernel<BinaryBody<I, int64_t, int64_t>>(), dtypes, false, false,
-          flops, name};
+  return {kernel<BinaryBody<F, float, float>>(),
+          kernel<BinaryBody<I, int64_t, int64_t>>(),
+          dtypes,
+          false,
+          false,
+          flops,
+          name};
 }
 template <class F, class I>
 Entry division_entry(const char* name) {
@@ -152,8 +157,13 @@ Entry division_entry(const char* name) {
 }
 template <class Op>
 Entry truth_entry(const char* name) {
-  return {kernel<BinaryBody<Op, float, uint8_t>>(), kernel<BinaryBody<Op, int64_t, uint8_t>>(), kAnyCompute, true, true,
-          1, name};
+  return {kernel<BinaryBody<Op, float, uint8_t>>(),
+          kernel<BinaryBody<Op, int64_t, uint8_t>>(),
+          kAnyCompute,
+          true,
+          true,
+          1,
+          name};
 }
 template <class Op>
 Entry bit_entry(const char* name) {
@@ -216,9 +226,8 @@ double rounded_to(int32_t dtype, double value) {
 
 using namespace npu;
 
-extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const npu_tensor_t* a,
-                                      const npu_tensor_t* b, npu_scalar_t s, npu_scalar_t alpha,
-                                      const npu_tensor_t* out) {
+extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const npu_tensor_t* a, const npu_tensor_t* b,
+                                      npu_scalar_t s, npu_scalar_t alpha, const npu_tensor_t* out) {
   static const char fn[] = "npu_v3_binary";
   if (opcode < 1 || opcode > NPU_BINARY_LEAKY_RELU_GRAD || !table().at[opcode].name)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d or %d to %d", fn, opcode,

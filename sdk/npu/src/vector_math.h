@@ -145,9 +145,7 @@ NPU_INLINE double normal_cdf(double x) {
   return a > 1.1 ? far : mid;
 }
 NPU_INLINE double gelu(double x) { return x * normal_cdf(x); }
-NPU_INLINE double gelu_derivative(double x) {
-  return normal_cdf(x) + x * exp(-0.5 * x * x) * 0.39894228040143267794;
-}
+NPU_INLINE double gelu_derivative(double x) { return normal_cdf(x) + x * exp(-0.5 * x * x) * 0.39894228040143267794; }
 constexpr double kGeluScale = 0.79788456080286535588, kGeluCube = 0.044715;
 // (1 + tanh u)/2 is sigmoid(2u), which has no cancellation for negative u.
 NPU_INLINE double gelu_tanh_gate(double x) { return sigmoid(2 * kGeluScale * (x + kGeluCube * x * x * x)); }

@@ -97,8 +97,8 @@ extern "C" npu_status_t npu_v3_ternary(npu_stream_t stream, int32_t opcode, cons
                                        const npu_tensor_t* out) {
   static const char fn[] = "npu_v3_ternary";
   if (opcode < NPU_TERNARY_SELECT || opcode > NPU_TERNARY_CLAMP)
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d", fn, opcode,
-                NPU_TERNARY_SELECT, NPU_TERNARY_CLAMP);
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d", fn, opcode, NPU_TERNARY_SELECT,
+                NPU_TERNARY_CLAMP);
   const char* name = kNames[opcode];
   const bool select = opcode == NPU_TERNARY_SELECT;
   const bool integers = opcode == NPU_TERNARY_ADDCMUL || opcode == NPU_TERNARY_CLAMP;
@@ -150,9 +150,15 @@ extern "C" npu_status_t npu_v3_ternary(npu_stream_t stream, int32_t opcode, cons
       program.scalar_i = element_bits(s, vo.dtype);
       break;
     }
-    case NPU_TERNARY_LERP: program.run = t.lerp; break;
-    case NPU_TERNARY_ADDCMUL: program.run = floats ? t.addcmul : t.addcmul_int; break;
-    case NPU_TERNARY_ADDCDIV: program.run = t.addcdiv; break;
+    case NPU_TERNARY_LERP:
+      program.run = t.lerp;
+      break;
+    case NPU_TERNARY_ADDCMUL:
+      program.run = floats ? t.addcmul : t.addcmul_int;
+      break;
+    case NPU_TERNARY_ADDCDIV:
+      program.run = t.addcdiv;
+      break;
     default:
       program.run = floats ? t.clamp : t.clamp_int;
       // The absent bound is one that nothing passes.

@@ -19,21 +19,21 @@ struct UnaryBody {
   }
 };
 
-#define FLOAT_OP(Name, expression)                                      \
-  struct Name {                                                         \
-    NPU_INLINE static float f(float x, const Params& p) {               \
-      (void)p;                                                          \
-      return static_cast<float>(expression);                            \
-    }                                                                   \
+#define FLOAT_OP(Name, expression)                        \
+  struct Name {                                           \
+    NPU_INLINE static float f(float x, const Params& p) { \
+      (void)p;                                            \
+      return static_cast<float>(expression);              \
+    }                                                     \
   };
-#define ANY_OP(Name, Result, expression)                                \
-  struct Name {                                                         \
-    template <class T>                                                  \
-    NPU_INLINE static Result f(T x, const Params& p) {                  \
-      (void)p;                                                          \
-      (void)x;                                                          \
-      return static_cast<Result>(expression);                           \
-    }                                                                   \
+#define ANY_OP(Name, Result, expression)               \
+  struct Name {                                        \
+    template <class T>                                 \
+    NPU_INLINE static Result f(T x, const Params& p) { \
+      (void)p;                                         \
+      (void)x;                                         \
+      return static_cast<Result>(expression);          \
+    }                                                  \
   };
 
 NPU_INLINE float negated(float x) { return -x; }
@@ -104,8 +104,8 @@ Entry numeric_entry(const char* name, uint32_t dtypes) {
 }
 template <class Op>
 Entry truth_entry(const char* name) {
-  return {kernel<UnaryBody<Op, float, uint8_t>>(), kernel<UnaryBody<Op, int64_t, uint8_t>>(), kAnyCompute, true, 1,
-          name};
+  return {
+      kernel<UnaryBody<Op, float, uint8_t>>(), kernel<UnaryBody<Op, int64_t, uint8_t>>(), kAnyCompute, true, 1, name};
 }
 
 struct Table {
@@ -137,8 +137,8 @@ struct Table {
     at[NPU_UNARY_SIGN] = numeric_entry<Sign>("SIGN", kAnyCompute);
     at[NPU_UNARY_ISNAN] = truth_entry<IsNan>("ISNAN");
     at[NPU_UNARY_LOGICAL_NOT] = truth_entry<LogicalNot>("LOGICAL_NOT");
-    at[NPU_UNARY_BITWISE_NOT] = {nullptr, kernel<UnaryBody<BitwiseNot, int64_t, int64_t>>(),
-                                 kInts | mask(NPU_BOOL), false, 1, "BITWISE_NOT"};
+    at[NPU_UNARY_BITWISE_NOT] = {
+        nullptr, kernel<UnaryBody<BitwiseNot, int64_t, int64_t>>(), kInts | mask(NPU_BOOL), false, 1, "BITWISE_NOT"};
     at[NPU_UNARY_LEAKY_RELU] = float_entry<LeakyRelu>("LEAKY_RELU", 2);
     at[NPU_UNARY_CLAMP] = numeric_entry<Clamp>("CLAMP", kNumbers);
     at[NPU_UNARY_ISFINITE] = truth_entry<IsFinite>("ISFINITE");

@@ -29,7 +29,9 @@ Shape pooled(const PoolCase& c) {
   return out;
 }
 std::vector<Shape> layouts_of(const Shape& s) {
-  return {dense_strides(s), dense_strides(s, {0, 2, 3, 1}), dense_strides(s, {1, 3, 2, 0}),
+  return {dense_strides(s),
+          dense_strides(s, {0, 2, 3, 1}),
+          dense_strides(s, {1, 3, 2, 0}),
           {s[1] * s[2] * s[3] * 3, s[2] * s[3] * 3, s[3] * 3, 2}};
 }
 const PoolCase kCases[] = {
@@ -124,8 +126,10 @@ void average_pools() {
 }
 
 void adaptive_pools() {
-  const struct { Shape x; int64_t oh, ow; } cases[] = {
-      {{2, 5, 7, 7}, 1, 1}, {{2, 40, 8, 9}, 3, 4}, {{1, 3, 4, 5}, 6, 7}, {{2, 3, 6, 6}, 6, 6}};
+  const struct {
+    Shape x;
+    int64_t oh, ow;
+  } cases[] = {{{2, 5, 7, 7}, 1, 1}, {{2, 40, 8, 9}, 3, 4}, {{1, 3, 4, 5}, 6, 7}, {{2, 3, 6, 6}, 6, 6}};
   for (const auto& c : cases)
     for (int dtype : kFloatTypes)
       for (const Shape& sx : layouts_of(c.x)) {

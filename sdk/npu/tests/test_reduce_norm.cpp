@@ -29,13 +29,20 @@ std::vector<int64_t> outputs_of(const Shape& shape, uint32_t dims, Shape* out) {
 
 double step(int opcode, double acc, double x) {
   switch (opcode) {
-    case NPU_REDUCE_PROD: return acc * x;
-    case NPU_REDUCE_MAX: return std::isnan(acc) || std::isnan(x) ? kNaN : std::max(acc, x);
-    case NPU_REDUCE_MIN: return std::isnan(acc) || std::isnan(x) ? kNaN : std::min(acc, x);
-    case NPU_REDUCE_ANY: return acc != 0 || x != 0;
-    case NPU_REDUCE_ALL: return acc != 0 && x != 0;
-    case NPU_REDUCE_SUM_SQUARES: return acc + x * x;
-    default: return acc + x;
+    case NPU_REDUCE_PROD:
+      return acc * x;
+    case NPU_REDUCE_MAX:
+      return std::isnan(acc) || std::isnan(x) ? kNaN : std::max(acc, x);
+    case NPU_REDUCE_MIN:
+      return std::isnan(acc) || std::isnan(x) ? kNaN : std::min(acc, x);
+    case NPU_REDUCE_ANY:
+      return acc != 0 || x != 0;
+    case NPU_REDUCE_ALL:
+      return acc != 0 && x != 0;
+    case NPU_REDUCE_SUM_SQUARES:
+      return acc + x * x;
+    default:
+      return acc + x;
   }
 }
 double start(int opcode) {
@@ -72,8 +79,10 @@ void reduce_case(int dtype, const Shape& shape, const Shape& stride, uint32_t di
       for (int64_t i = 0; i < x.n; i++) expected[at[i]] = step(opcode, expected[at[i]], v[i]);
       if (opcode == NPU_REDUCE_MEAN)
         for (double& e : expected) e /= count;
-      if (to == NPU_INT8) for (double& e : expected) e = static_cast<int8_t>(static_cast<int64_t>(e));
-      if (to == NPU_BOOL) for (double& e : expected) e = e != 0;
+      if (to == NPU_INT8)
+        for (double& e : expected) e = static_cast<int8_t>(static_cast<int64_t>(e));
+      if (to == NPU_BOOL)
+        for (double& e : expected) e = e != 0;
       Tensor out(to, out_shape);
       OK(npu_v3_reduce(stream, opcode, x, dims, out));
       if (is_float(to)) {
@@ -102,8 +111,8 @@ void reduce_case(int dtype, const Shape& shape, const Shape& stride, uint32_t di
 
 void reductions() {
   const Shape shape = {4, 9, 3, 17};
-  const Shape strides[] = {{}, dense_strides(shape, {3, 2, 1, 0}), dense_strides(shape, {0, 2, 3, 1}),
-                           {1500, 160, 52, 3}, {0, 17, 0, 1}};
+  const Shape strides[] = {
+      {}, dense_strides(shape, {3, 2, 1, 0}), dense_strides(shape, {0, 2, 3, 1}), {1500, 160, 52, 3}, {0, 17, 0, 1}};
   for (const Shape& stride : strides)
     for (uint32_t dims = 0; dims < 16; dims++)
       for (int dtype : {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32, NPU_INT8, NPU_INT32, NPU_INT64, NPU_BOOL})
@@ -141,8 +150,10 @@ void reductions() {
 
   // No elements.
   Tensor empty(NPU_FLOAT32, {3, 0}), none(NPU_FLOAT32, {3, 1}), truth(NPU_BOOL, {3, 1}), index(NPU_INT64, {3, 1});
-  const struct { int opcode; double value; } neutral[] = {
-      {NPU_REDUCE_SUM, 0}, {NPU_REDUCE_PROD, 1}, {NPU_REDUCE_MEAN, kNaN}, {NPU_REDUCE_SUM_SQUARES, 0}};
+  const struct {
+    int opcode;
+    double value;
+  } neutral[] = {{NPU_REDUCE_SUM, 0}, {NPU_REDUCE_PROD, 1}, {NPU_REDUCE_MEAN, kNaN}, {NPU_REDUCE_SUM_SQUARES, 0}};
   for (const auto& c : neutral) {
     OK(npu_v3_reduce(stream, c.opcode, empty, 2, none));
     near(none, {c.value, c.value, c.value}, 0, "reduce %d of nothing", c.opcode);
@@ -250,12 +261,12 @@ void batch_norm_case(int dtype, int parameter_type, const Layout& layout, bool o
 
 void batch_norms() {
   const Layout layouts[] = {
-      {{4, 10, 7, 7}, {}},                                              // rows
-      {{4, 10, 7, 7}, dense_strides({4, 10, 7, 7}, {0, 2, 3, 1})},      // channels last
-      {{6, 600, 2, 2}, {}},                                             // small images, several tiles
+      {{4, 10, 7, 7}, {}},                                          // rows
+      {{4, 10, 7, 7}, dense_strides({4, 10, 7, 7}, {0, 2, 3, 1})},  // channels last
+      {{6, 600, 2, 2}, {}},                                         // small images, several tiles
       {{6, 600, 1, 1}, {}},
-      {{4, 3, 40, 41}, dense_strides({4, 3, 40, 41}, {0, 2, 3, 1})},    // few channels
-      {{4, 10, 7, 7}, {1000, 100, 14, 2}},                              // gaps
+      {{4, 3, 40, 41}, dense_strides({4, 3, 40, 41}, {0, 2, 3, 1})},  // few channels
+      {{4, 10, 7, 7}, {1000, 100, 14, 2}},                            // gaps
       {{4, 10, 7, 7}, dense_strides({4, 10, 7, 7}, {3, 1, 0, 2})},
       {{50, 33}, {}},
       {{8, 16, 29}, {}},
@@ -307,7 +318,9 @@ void batch_norms() {
 
 // ---- layer normalisation
 void layer_norms() {
-  const struct { int64_t rows, columns; } sizes[] = {{5, 7}, {40, 768}, {1, 5000}, {300, 64}, {3, 1}};
+  const struct {
+    int64_t rows, columns;
+  } sizes[] = {{5, 7}, {40, 768}, {1, 5000}, {300, 64}, {3, 1}};
   for (int dtype : kFloatTypes)
     for (const auto& size : sizes)
       for (int affine = 0; affine < 2; affine++) {

@@ -6,8 +6,9 @@
 namespace {
 
 const double kInf = HUGE_VAL, kNaN = std::nan("");
-const double kAwkward[] = {0.0,  -0.0, 1,    -1,      0.5,      -0.5,   1.5,    2.5,   -2.5,  3,       1e-310, 0x1p-1074,
-                           kInf, -kInf, kNaN, 0x1p52, -0x1p53, 1e300, -1e300, 65536, 1.0 / 3, 123.456, -0.75,  710};
+const double kAwkward[] = {0.0,     -0.0,  1,      -1,        0.5,     -0.5,    1.5,   2.5,
+                           -2.5,    3,     1e-310, 0x1p-1074, kInf,    -kInf,   kNaN,  0x1p52,
+                           -0x1p53, 1e300, -1e300, 65536,     1.0 / 3, 123.456, -0.75, 710};
 
 // Same numbers, NaN for NaN, and the same zeros.
 bool same(double a, double b) { return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b); }
@@ -17,28 +18,27 @@ struct UnaryCase {
   double (*f)(double);
   bool truth = false;
 };
-const UnaryCase kUnary[] = {
-    {NPU_UNARY_NEG, [](double x) { return -x; }},
-    {NPU_UNARY_ABS, [](double x) { return std::fabs(x); }},
-    {NPU_UNARY_EXP, [](double x) { return std::exp(x); }},
-    {NPU_UNARY_EXPM1, [](double x) { return std::expm1(x); }},
-    {NPU_UNARY_LOG, [](double x) { return std::log(x); }},
-    {NPU_UNARY_LOG1P, [](double x) { return std::log1p(x); }},
-    {NPU_UNARY_SQRT, [](double x) { return std::sqrt(x); }},
-    {NPU_UNARY_RSQRT, [](double x) { return 1 / std::sqrt(x); }},
-    {NPU_UNARY_RECIPROCAL, [](double x) { return 1 / x; }},
-    {NPU_UNARY_SIN, [](double x) { return std::sin(x); }},
-    {NPU_UNARY_COS, [](double x) { return std::cos(x); }},
-    {NPU_UNARY_TANH, [](double x) { return std::tanh(x); }},
-    {NPU_UNARY_ERF, [](double x) { return std::erf(x); }},
-    {NPU_UNARY_FLOOR, [](double x) { return std::floor(x); }},
-    {NPU_UNARY_CEIL, [](double x) { return std::ceil(x); }},
-    {NPU_UNARY_ROUND, [](double x) { return std::nearbyint(x); }},
-    {NPU_UNARY_TRUNC, [](double x) { return std::trunc(x); }},
-    {NPU_UNARY_SIGN, [](double x) { return double(x > 0) - double(x < 0); }},
-    {NPU_UNARY_ISNAN, [](double x) { return double(std::isnan(x)); }, true},
-    {NPU_UNARY_LOGICAL_NOT, [](double x) { return double(x == 0); }, true},
-    {NPU_UNARY_ISFINITE, [](double x) { return double(std::isfinite(x)); }, true}};
+const UnaryCase kUnary[] = {{NPU_UNARY_NEG, [](double x) { return -x; }},
+                            {NPU_UNARY_ABS, [](double x) { return std::fabs(x); }},
+                            {NPU_UNARY_EXP, [](double x) { return std::exp(x); }},
+                            {NPU_UNARY_EXPM1, [](double x) { return std::expm1(x); }},
+                            {NPU_UNARY_LOG, [](double x) { return std::log(x); }},
+                            {NPU_UNARY_LOG1P, [](double x) { return std::log1p(x); }},
+                            {NPU_UNARY_SQRT, [](double x) { return std::sqrt(x); }},
+                            {NPU_UNARY_RSQRT, [](double x) { return 1 / std::sqrt(x); }},
+                            {NPU_UNARY_RECIPROCAL, [](double x) { return 1 / x; }},
+                            {NPU_UNARY_SIN, [](double x) { return std::sin(x); }},
+                            {NPU_UNARY_COS, [](double x) { return std::cos(x); }},
+                            {NPU_UNARY_TANH, [](double x) { return std::tanh(x); }},
+                            {NPU_UNARY_ERF, [](double x) { return std::erf(x); }},
+                            {NPU_UNARY_FLOOR, [](double x) { return std::floor(x); }},
+                            {NPU_UNARY_CEIL, [](double x) { return std::ceil(x); }},
+                            {NPU_UNARY_ROUND, [](double x) { return std::nearbyint(x); }},
+                            {NPU_UNARY_TRUNC, [](double x) { return std::trunc(x); }},
+                            {NPU_UNARY_SIGN, [](double x) { return double(x > 0) - double(x < 0); }},
+                            {NPU_UNARY_ISNAN, [](double x) { return double(std::isnan(x)); }, true},
+                            {NPU_UNARY_LOGICAL_NOT, [](double x) { return double(x == 0); }, true},
+                            {NPU_UNARY_ISFINITE, [](double x) { return double(std::isfinite(x)); }, true}};
 
 const double kAlpha = 0.1, kScalar = 1.0 / 3;
 struct BinaryCase {
@@ -50,19 +50,18 @@ double scaled(double b) {  // rounded before it is added
   volatile double product = kAlpha * b;
   return product;
 }
-const BinaryCase kBinary[] = {
-    {NPU_BINARY_ADD, [](double a, double b) { return a + scaled(b); }},
-    {NPU_BINARY_SUB, [](double a, double b) { return a - scaled(b); }},
-    {NPU_BINARY_MUL, [](double a, double b) { return a * b; }},
-    {NPU_BINARY_DIV, [](double a, double b) { return a / b; }},
-    {NPU_BINARY_MAX, [](double a, double b) { return std::isnan(a) || a > b ? a : b; }},
-    {NPU_BINARY_MIN, [](double a, double b) { return std::isnan(a) || a < b ? a : b; }},
-    {NPU_BINARY_EQ, [](double a, double b) { return double(a == b); }, true},
-    {NPU_BINARY_NE, [](double a, double b) { return double(a != b); }, true},
-    {NPU_BINARY_LT, [](double a, double b) { return double(a < b); }, true},
-    {NPU_BINARY_LE, [](double a, double b) { return double(a <= b); }, true},
-    {NPU_BINARY_GT, [](double a, double b) { return double(a > b); }, true},
-    {NPU_BINARY_GE, [](double a, double b) { return double(a >= b); }, true}};
+const BinaryCase kBinary[] = {{NPU_BINARY_ADD, [](double a, double b) { return a + scaled(b); }},
+                              {NPU_BINARY_SUB, [](double a, double b) { return a - scaled(b); }},
+                              {NPU_BINARY_MUL, [](double a, double b) { return a * b; }},
+                              {NPU_BINARY_DIV, [](double a, double b) { return a / b; }},
+                              {NPU_BINARY_MAX, [](double a, double b) { return std::isnan(a) || a > b ? a : b; }},
+                              {NPU_BINARY_MIN, [](double a, double b) { return std::isnan(a) || a < b ? a : b; }},
+                              {NPU_BINARY_EQ, [](double a, double b) { return double(a == b); }, true},
+                              {NPU_BINARY_NE, [](double a, double b) { return double(a != b); }, true},
+                              {NPU_BINARY_LT, [](double a, double b) { return double(a < b); }, true},
+                              {NPU_BINARY_LE, [](double a, double b) { return double(a <= b); }, true},
+                              {NPU_BINARY_GT, [](double a, double b) { return double(a > b); }, true},
+                              {NPU_BINARY_GE, [](double a, double b) { return double(a >= b); }, true}};
 
 void check(const Tensor& got, const std::function<double(int64_t)>& expected, const char* what, int opcode) {
   const Values v = got.get();
@@ -137,8 +136,8 @@ void device_time() {
 }
 
 void refusals() {
-  Tensor x(NPU_FLOAT64, {4}), y(NPU_FLOAT64, {4}), f(NPU_FLOAT32, {4}), truth(NPU_BOOL, {4}), square(NPU_FLOAT64, {2, 2});
-  Tensor index(NPU_INT64, {2}), long_out(NPU_INT64, {1}), at512(NPU_FLOAT64, {4}, {}, 8);
+  Tensor x(NPU_FLOAT64, {4}), y(NPU_FLOAT64, {4}), f(NPU_FLOAT32, {4}), truth(NPU_BOOL, {4});
+  Tensor square(NPU_FLOAT64, {2, 2}), index(NPU_INT64, {2}), crooked(NPU_FLOAT64, {4}, {}, 8);
   const npu_scalar_t one = number(1);
   const int no = NPU_STATUS_NOT_SUPPORTED, bad = NPU_STATUS_INVALID_VALUE;
   for (int opcode = NPU_UNARY_NEG; opcode <= NPU_UNARY_ISFINITE; opcode++) {
@@ -156,7 +155,7 @@ void refusals() {
   REFUSED(npu_v3_unary(stream, NPU_UNARY_EXP, x, one, one, f), bad, "out is float32", "expected float64");
   REFUSED(npu_v3_unary(stream, NPU_UNARY_EXP, f, one, one, x), bad, "out is float64", "expected float32");
   REFUSED(npu_v3_binary(stream, NPU_BINARY_LT, x, y, one, one, x), bad, "out is float64", "expected bool");
-  REFUSED(npu_v3_unary(stream, NPU_UNARY_NEG, at512, one, one, x), NPU_STATUS_INVALID_ADDRESS, "x", "misaligned");
+  REFUSED(npu_v3_unary(stream, NPU_UNARY_NEG, crooked, one, one, x), NPU_STATUS_INVALID_ADDRESS, "x", "misaligned");
   REFUSED(npu_v3_ternary(stream, NPU_TERNARY_SELECT, truth, x, y, one, x), no, "FLOAT64");
   REFUSED(npu_v3_ternary(stream, NPU_TERNARY_CLAMP, x, x, y, one, x), no, "FLOAT64");
   REFUSED(npu_v3_reduce(stream, NPU_REDUCE_SUM, x, 1, Tensor(NPU_FLOAT64, {1})), no, "FLOAT64");

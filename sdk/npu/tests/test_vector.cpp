@@ -12,8 +12,9 @@ const int kFloatTypes[] = {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32};
 const int kIntTypes[] = {NPU_INT8, NPU_INT32, NPU_INT64};
 
 Values awkward(int dtype, int64_t n = 1500) {
-  Values v = {0.0, -0.0, 1, -1, kInf, -kInf, kNaN, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-7, -1e-7, 3e-8, 88.6, -88, 104, -104,
-              19.9, -20.5, 1e30, -1e30, 1e-38, 1e-42, -1e-42, 65504, -65504, 0.999, 1.001, 0.707, 5.9, -5.9, 1e4, 3};
+  Values v = {0.0,   -0.0,   1,     -1,     kInf,  -kInf, kNaN,  0.5,  -0.5,  1.5,  2.5,   -2.5,
+              1e-7,  -1e-7,  3e-8,  88.6,   -88,   104,   -104,  19.9, -20.5, 1e30, -1e30, 1e-38,
+              1e-42, -1e-42, 65504, -65504, 0.999, 1.001, 0.707, 5.9,  -5.9,  1e4,  3};
   while (static_cast<int64_t>(v.size()) < n) {
     const double magnitude = std::exp2(uniform(-20, 7));
     v.push_back(random_bits() & 1 ? magnitude : -magnitude);
@@ -59,7 +60,9 @@ const UnaryCase kUnary[] = {
     {NPU_UNARY_TRUNC, [](double x) { return std::trunc(x); }, 0},
     {NPU_UNARY_SIGN, sign, 0},
     {NPU_UNARY_LEAKY_RELU, [](double x) { return x > 0 ? x : x * static_cast<double>(0.01f); }, 0},
-    {NPU_UNARY_CLAMP, [](double x) { return x < 0.01f ? double(0.01f) : x > 3 ? 3 : x; }, 0},
+    {NPU_UNARY_CLAMP, [](double x) { return x < 0.01f ? double(0.01f)
+                                            : x > 3   ? 3
+                                                      : x; }, 0},
 };
 
 void unary_floats() {
@@ -80,10 +83,12 @@ void unary_floats() {
         if (expected[i] == 0 && got[i] == 0 && x[i] == 0 && c.opcode != NPU_UNARY_SIGN)
           CHECK(std::signbit(got[i]) == std::signbit(expected[i]), "unary %d loses the sign of zero", c.opcode);
     }
-    const struct { int opcode; bool (*reference)(double); } truths[] = {
-        {NPU_UNARY_ISNAN, [](double v) { return std::isnan(v); }},
-        {NPU_UNARY_ISFINITE, [](double v) { return std::isfinite(v); }},
-        {NPU_UNARY_LOGICAL_NOT, [](double v) { return v == 0; }}};
+    const struct {
+      int opcode;
+      bool (*reference)(double);
+    } truths[] = {{NPU_UNARY_ISNAN, [](double v) { return std::isnan(v); }},
+                  {NPU_UNARY_ISFINITE, [](double v) { return std::isfinite(v); }},
+                  {NPU_UNARY_LOGICAL_NOT, [](double v) { return v == 0; }}};
     for (const auto& c : truths) {
       OK(npu_v3_unary(stream, c.opcode, tx, p0, p1, truth));
       Integers expected(n);
@@ -202,16 +207,18 @@ const BinaryCase kBinary[] = {
     {NPU_BINARY_SILU_GRAD, [](double a, double b) { return a * silu_slope(b); }, 0.1, -6, 6},
     {NPU_BINARY_LEAKY_RELU_GRAD, [](double a, double b) { return b > 0 ? a : a * kScalar; }, 0, -2, 2},
 };
-const struct { int opcode; bool (*f)(double, double); } kTruths[] = {
-    {NPU_BINARY_EQ, [](double a, double b) { return a == b; }},
-    {NPU_BINARY_NE, [](double a, double b) { return a != b; }},
-    {NPU_BINARY_LT, [](double a, double b) { return a < b; }},
-    {NPU_BINARY_LE, [](double a, double b) { return a <= b; }},
-    {NPU_BINARY_GT, [](double a, double b) { return a > b; }},
-    {NPU_BINARY_GE, [](double a, double b) { return a >= b; }},
-    {NPU_BINARY_LOGICAL_AND, [](double a, double b) { return a != 0 && b != 0; }},
-    {NPU_BINARY_LOGICAL_OR, [](double a, double b) { return a != 0 || b != 0; }},
-    {NPU_BINARY_LOGICAL_XOR, [](double a, double b) { return (a != 0) != (b != 0); }}};
+const struct {
+  int opcode;
+  bool (*f)(double, double);
+} kTruths[] = {{NPU_BINARY_EQ, [](double a, double b) { return a == b; }},
+               {NPU_BINARY_NE, [](double a, double b) { return a != b; }},
+               {NPU_BINARY_LT, [](double a, double b) { return a < b; }},
+               {NPU_BINARY_LE, [](double a, double b) { return a <= b; }},
+               {NPU_BINARY_GT, [](double a, double b) { return a > b; }},
+               {NPU_BINARY_GE, [](double a, double b) { return a >= b; }},
+               {NPU_BINARY_LOGICAL_AND, [](double a, double b) { return a != 0 && b != 0; }},
+               {NPU_BINARY_LOGICAL_OR, [](double a, double b) { return a != 0 || b != 0; }},
+               {NPU_BINARY_LOGICAL_XOR, [](double a, double b) { return (a != 0) != (b != 0); }}};
 
 void binary_floats() {
   for (int dtype : kFloatTypes)
@@ -234,7 +241,8 @@ void binary_floats() {
           near(out, expected, slack, "binary %d", c.opcode);
       };
       run(ta, tb);
-      if (c.opcode < NPU_BINARY_RELU_GRAD) run(ta, nullptr), run(nullptr, tb);
+      if (c.opcode < NPU_BINARY_RELU_GRAD)
+        run(ta, nullptr), run(nullptr, tb);
       else
         REFUSED(npu_v3_binary(stream, c.opcode, ta, nullptr, number(1), number(1), out), NPU_STATUS_INVALID_VALUE,
                 "b is NULL");
@@ -309,9 +317,8 @@ void binary_integers() {
     const auto minus = [](I x) { return 0 - uint64_t(x); };
     check(NPU_BINARY_DIV_TRUNC, out, [&](I x, I y) { return y == -1 ? minus(x) : uint64_t(x / y); });
     check(NPU_BINARY_FMOD, out, [&](I x, I y) { return y == -1 ? 0 : uint64_t(x % y); });
-    check(NPU_BINARY_DIV_FLOOR, out, [&](I x, I y) {
-      return y == -1 ? minus(x) : uint64_t(x / y - ((x % y != 0) && ((x < 0) != (y < 0))));
-    });
+    check(NPU_BINARY_DIV_FLOOR, out,
+          [&](I x, I y) { return y == -1 ? minus(x) : uint64_t(x / y - ((x % y != 0) && ((x < 0) != (y < 0)))); });
     check(NPU_BINARY_REMAINDER, out, [&](I x, I y) {
       const I m = y == -1 ? 0 : x % y;
       return uint64_t(m != 0 && (m < 0) != (y < 0) ? m + y : m);
@@ -338,9 +345,12 @@ void binary_integers() {
   Tensor a(NPU_BOOL, {4}), b(NPU_BOOL, {4}), out(NPU_BOOL, {4});
   a.set(Integers{0, 0, 1, 1});
   b.set(Integers{0, 1, 0, 1});
-  const struct { int opcode; Integers expected; } cases[] = {
-      {NPU_BINARY_ADD, {0, 1, 1, 1}}, {NPU_BINARY_MUL, {0, 0, 0, 1}}, {NPU_BINARY_MAX, {0, 1, 1, 1}},
-      {NPU_BINARY_BITWISE_XOR, {0, 1, 1, 0}}, {NPU_BINARY_EQ, {1, 0, 0, 1}}, {NPU_BINARY_LOGICAL_OR, {0, 1, 1, 1}}};
+  const struct {
+    int opcode;
+    Integers expected;
+  } cases[] = {{NPU_BINARY_ADD, {0, 1, 1, 1}}, {NPU_BINARY_MUL, {0, 0, 0, 1}},
+               {NPU_BINARY_MAX, {0, 1, 1, 1}}, {NPU_BINARY_BITWISE_XOR, {0, 1, 1, 0}},
+               {NPU_BINARY_EQ, {1, 0, 0, 1}},  {NPU_BINARY_LOGICAL_OR, {0, 1, 1, 1}}};
   for (const auto& c : cases) {
     OK(npu_v3_binary(stream, c.opcode, a, b, whole(0), whole(1), out));
     equal(out, c.expected, "binary %d of bool", c.opcode);
@@ -401,8 +411,13 @@ void ternaries() {
 void layouts() {
   const Shape shape = {3, 5, 2, 70};
   const int64_t n = 3 * 5 * 2 * 70;
-  const Shape strides[] = {dense_strides(shape), dense_strides(shape, {3, 2, 1, 0}), dense_strides(shape, {0, 2, 3, 1}),
-                           {2000, 390, 160, 2}, {0, 0, 0, 0}, {0, 1, 0, 5}, {1, 3, 0, 0}};
+  const Shape strides[] = {dense_strides(shape),
+                           dense_strides(shape, {3, 2, 1, 0}),
+                           dense_strides(shape, {0, 2, 3, 1}),
+                           {2000, 390, 160, 2},
+                           {0, 0, 0, 0},
+                           {0, 1, 0, 5},
+                           {1, 3, 0, 0}};
   for (const Shape& sa : strides)
     for (const Shape& sb : strides)
       for (int k = 0; k < 4; k++)
@@ -410,8 +425,7 @@ void layouts() {
           Tensor a(dtype, shape, sa, 1024), b(dtype, shape, sb), out(dtype, shape, strides[k], 512);
           // Broadcast elements must agree: a value for each place in memory.
           Integers va(n), vb(n), sum(n);
-          for (int64_t i = 0; i < n; i++)
-            va[i] = a.offset(i) % 61, vb[i] = -(b.offset(i) % 53), sum[i] = va[i] + vb[i];
+          for (int64_t i = 0; i < n; i++) va[i] = a.offset(i) % 61, vb[i] = -(b.offset(i) % 53), sum[i] = va[i] + vb[i];
           a.set(va), b.set(vb);
           const std::vector<char> before = out.raw();
           OK(npu_v3_binary(stream, NPU_BINARY_ADD, a, b, whole(0), whole(1), out));

@@ -15,14 +15,14 @@
 
 #include "npu_v3_sdk.h"
 
-#define CHECK(condition, ...)                                                \
-  do {                                                                       \
-    if (!(condition)) {                                                      \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);            \
-      std::printf(" " __VA_ARGS__);                                          \
-      std::printf(" [%s]\n", npu_last_error_text());                         \
-      std::exit(1);                                                          \
-    }                                                                        \
+#define CHECK(condition, ...)                                     \
+  do {                                                            \
+    if (!(condition)) {                                           \
+      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(" " __VA_ARGS__);                               \
+      std::printf(" [%s]\n", npu_last_error_text());              \
+      std::exit(1);                                               \
+    }                                                             \
   } while (0)
 #define OK(call) CHECK((call) == NPU_STATUS_SUCCESS)
 
@@ -100,10 +100,14 @@ inline void encode(int dtype, double v, void* out) {
     h = static_cast<uint16_t>(std::isnan(f) ? 0x7fc0 : u >> 16);
   } else {
     const uint16_t sign = static_cast<uint16_t>(u >> 16 & 0x8000);
-    if (std::isnan(f)) h = 0x7e00;
-    else if (std::isinf(f)) h = sign | 0x7c00;
-    else if (std::fabs(f) < 0x1p-14f) h = static_cast<uint16_t>(sign | static_cast<int>(std::fabs(f) * 0x1p24f));
-    else h = static_cast<uint16_t>(sign | (((u >> 13) & 0x3ffff) - (112 << 10)));
+    if (std::isnan(f))
+      h = 0x7e00;
+    else if (std::isinf(f))
+      h = sign | 0x7c00;
+    else if (std::fabs(f) < 0x1p-14f)
+      h = static_cast<uint16_t>(sign | static_cast<int>(std::fabs(f) * 0x1p24f));
+    else
+      h = static_cast<uint16_t>(sign | (((u >> 13) & 0x3ffff) - (112 << 10)));
   }
   std::memcpy(out, &h, 2);
 }
@@ -264,8 +268,8 @@ inline void equal(const Tensor& tensor, const Integers& expected, const char* fo
     va_start(list, format);
     std::vprintf(format, list);
     va_end(list);
-    std::printf(" %s: element %zu is %lld, expected %lld\n", name_of(tensor.t.dtype), i,
-                static_cast<long long>(got[i]), static_cast<long long>(expected[i]));
+    std::printf(" %s: element %zu is %lld, expected %lld\n", name_of(tensor.t.dtype), i, static_cast<long long>(got[i]),
+                static_cast<long long>(expected[i]));
     std::exit(1);
   }
 }
