@@ -40,7 +40,7 @@ demo: build
 
 # Quick enough for every commit: about ten minutes on two cores, set-up included.
 test: build lint
-	$(PY) -m pytest -n 2 tests
+	$(PY) -m pytest -n 2 -m "not slow" tests
 
 # The same and what takes longer: sanitizers on everything below PyTorch, whole-operator sweeps.
 test-full: test

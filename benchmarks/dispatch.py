@@ -7,7 +7,7 @@ Three figures, each a median over interleaved rounds (benchmarks/rounds.py):
 
 native_over_cpu          a 4-element float32 add, submitted back to back from Python: npu_v3 / stock CPU
 native_over_handwritten  the same add, called from C++: our route minus a handwritten kernel (handwritten.cpp), in us
-fallback_over_stock      a 4-element float64 add, which npu_v3 does not have: our CPU route / at::native::cpu_fallback
+fallback_over_stock      a 4-element int16 add, which npu_v3 does not have: our CPU route / at::native::cpu_fallback
 
 The handwritten kernel is compiled at the first run (about a minute) into build/benchmarks and kept there.
 """
@@ -67,20 +67,20 @@ def measure(device_name: str, turns: int, calls: int) -> tuple[measuring.Rounds,
 
     a_cpu, b_cpu = torch.rand(4), torch.rand(4)
     a, b = a_cpu.to(device), b_cpu.to(device)
-    wide = [torch.rand(4, dtype=torch.float64).to(device) for _ in range(2)]
-    large = [torch.rand(LARGE, dtype=torch.float64).to(device) for _ in range(2)]
+    absent = [torch.arange(4, dtype=torch.int16).to(device) for _ in range(2)]
+    large = [torch.arange(LARGE).to(torch.int16).to(device) for _ in range(2)]
 
     expected = a_cpu + b_cpu
     for name in ("add", "add_lean"):
         assert torch.equal(getattr(torch.ops.bench, name)(a, b, 1).cpu(), expected), name
-    assert torch.equal(handwritten.stock_add(*wide).cpu(), (wide[0] + wide[1]).cpu())
+    assert torch.equal(handwritten.stock_add(*absent).cpu(), (absent[0] + absent[1]).cpu())
     torchfl.reset_stats()
-    add(a, b), add(*wide)
+    add(a, b), add(*absent)
     taken = {row["op"]: row for row in torchfl.stats() if row["op"].startswith("aten::add")}
     paths = sorted({row["path"] for row in torchfl.stats() if row["op"].startswith("aten::add")})
     if paths != ["cpu", "native"]:
         raise SystemExit(
-            f"these adds were expected on the paths native (float32) and cpu (float64), not on {paths}: {taken}"
+            f"these adds were expected on the paths native (float32) and cpu (int16), not on {paths}: {taken}"
         )
 
     def python_loop(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -120,8 +120,8 @@ def measure(device_name: str, turns: int, calls: int) -> tuple[measuring.Rounds,
             "c++ add, npu_v3": lambda: cpp(handwritten.loop_aten, a, b),
             "c++ add, handwritten": lambda: cpp(handwritten.loop_bench, "add", a, b),
             "c++ add, handwritten, lean": lambda: cpp(handwritten.loop_bench, "add_lean", a, b),
-            "cpu route, 4 elements": lambda: cpp(handwritten.loop_aten, *wide, count=calls // 4),
-            "stock fallback, 4 elements": lambda: cpp(handwritten.loop_stock, *wide, count=calls // 4),
+            "cpu route, 4 elements": lambda: cpp(handwritten.loop_aten, *absent, count=calls // 4),
+            "stock fallback, 4 elements": lambda: cpp(handwritten.loop_stock, *absent, count=calls // 4),
             "cpu route, 1M elements": lambda: cpp(handwritten.loop_aten, *large, count=few),
             "stock fallback, 1M elements": lambda: cpp(handwritten.loop_stock, *large, count=few),
         },
@@ -152,6 +152,7 @@ def report(result: measuring.Rounds, facts: dict[str, Any]) -> dict[str, Any]:
     out["comparisons"] = {name: value.as_dict() for name, value in comparisons.items()}
     out["times_us"] = {name: result.time(name).as_dict() for name in result.times}
     out["noise"] = result.noise
+    out["load"] = result.load
     out["noisy"] = result.noisy
     out["machine"] = facts
     return out
@@ -190,13 +191,11 @@ def show(figures: dict[str, Any]) -> None:
         times.add_row(name, f"{value['median']:.3f}", f"{value['low']:.3f} to {value['high']:.3f}")
     console.print(times)
     machine = figures["machine"]
-    console.print(
-        f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {machine['torch']}"
-    )
+    console.print(f"{machine['processor']}, {machine['cores']} cores; torch {machine['torch']}")
     if figures["noisy"]:
         console.print(
-            f"[yellow]The machine was busy: fixed work varied by {figures['noise']:.0%} between its quartiles "
-            f"({measuring.QUIET_SPREAD:.0%} is quiet). Comparisons within a round still hold better than single times."
+            f"[yellow]The machine was busy: {figures['load']:.1f} processes for each core as it began, and fixed work "
+            f"varied by {figures['noise']:.0%}. Comparisons within a round still hold better than single times."
         )
 
 

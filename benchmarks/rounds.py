@@ -2,7 +2,8 @@
 
 Contract: what is compared is measured alternately, in many short rounds, each in a new order. A comparison is made in a
 round, where both sides met the same machine, and its median over all rounds is the figure; the quartiles tell how far
-to trust it. A fixed piece of arithmetic runs along with every round, and shows whether the machine was quiet.
+to trust it. Within a round the best of a few bursts counts: that the system took the core away is no property of the
+code. A fixed piece of arithmetic runs along with every round, and shows whether the machine was quiet.
 Times are microseconds for one call.
 """
 
@@ -16,8 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: A machine is noisy when the fixed work varied by more than this between the quartiles, or the figure itself did.
+#: A machine is noisy when the fixed work varied by more than this between its quartiles,
 QUIET_SPREAD = 0.10
+#: or when more than this share of its cores was taken before the measurement began.
+QUIET_LOAD = 0.5
+#: Bursts of one variant in one round.
+BURSTS = 3
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Rounds:
 
     times: dict[str, list[float]]
     calibration: list[float]
+    load: float = 0.0  # processes that wanted to run before the measurement began, for each core
 
     def time(self, name: str) -> Summary:
         return summary(self.times[name])
@@ -73,7 +79,7 @@ class Rounds:
 
     @property
     def noisy(self) -> bool:
-        return self.noise > QUIET_SPREAD
+        return self.noise > QUIET_SPREAD or self.load > QUIET_LOAD
 
 
 def calibration() -> float:
@@ -85,9 +91,15 @@ def calibration() -> float:
     return time.perf_counter() - began
 
 
-def run(variants: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
-    """Measure each variant once in every round. A variant returns the time of one call; it is called twice before the
-    first round, to warm up."""
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(variants: Mapping[str, Callable[[], float]], rounds: int, bursts: int = BURSTS) -> Rounds:
+    """Measure each variant in every round: the best of `bursts`. A variant returns the time of one call; it is called
+    twice before the first round, to warm up."""
+    load = os.getloadavg()[0] / cores()
     names = list(variants)
     for name in names:
         variants[name]()
@@ -102,12 +114,12 @@ def run(variants: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
             shift = turn % len(names)  # nobody always follows the same neighbour's cache
             order = names[shift:] + names[:shift]
             for name in order if turn % 2 == 0 else reversed(order):
-                times[name].append(variants[name]())
+                times[name].append(min(variants[name]() for _ in range(bursts)))
             gc.collect()
     finally:
         if was_enabled:
             gc.enable()
-    return Rounds(times, fixed)
+    return Rounds(times, fixed, load)
 
 
 def machine() -> dict[str, Any]:
@@ -122,8 +134,7 @@ def machine() -> dict[str, Any]:
         pass
     return {
         "processor": model,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load": os.getloadavg()[0],
+        "cores": cores(),
         "system": platform.platform(),
         "python": platform.python_version(),
     }

@@ -22,7 +22,7 @@ def overloads(op: str) -> list[tuple[str, str]]:
             continue
         names = ["" if o == "default" else o for o in packet.overloads()]
         if overload:
-            names = [o for o in names if o == overload]
+            names = [o for o in names if o == ("" if overload == "default" else overload)]
         # Functional forms first, and Tensor before Scalar: that is what a call of this name reaches.
         found += [(base, o) for o in sorted(names, key=lambda o: ("out" in o, o not in ("Tensor", ""), o))]
     return found

@@ -102,11 +102,11 @@ void price_rows(Chip& chip, const py::dict& lowered) {
       for (int32_t dtype = 1; dtype < 32; dtype++) {
         if ((set & dtype_bit(dtype)) == 0 || !units.contains(dtype_name(dtype))) continue;
         const double peak = get<double>(units[dtype_name(dtype)].cast<py::dict>(), "peak", 0.0);
-        if (peak > 0) row.cost["peak"] = std::max(row.cost["peak"], peak);
+        if (peak > 0) row.cost.emplace(std::string("peak_") + dtype_name(dtype), peak);
       }
     }
-    if (row.cost.count("peak") != 0 && row.cost.count("efficiency") != 0) row.cost["peak"] *= row.cost["efficiency"];
-    const double rate = row.cost.count("reuse") != 0 ? bandwidth("on_chip_cache") : bandwidth("off_chip_memory");
+    // `reuse` says how often an operand is fetched, not from where: all of it comes from memory once.
+    const double rate = bandwidth("off_chip_memory");
     if (rate > 0) row.cost.emplace("bandwidth", rate);
   }
 }

@@ -76,7 +76,8 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes, c10:
 // Bytes of storage that the tensor's shape asks for. Raises where no storage could hold them.
 size_t bytes_reached(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return 0;
-  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(), size_t(tensor.storage_offset()));
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                          size_t(tensor.storage_offset()));
 }
 
 // Grows the storage when the new shape needs it, as at::native::resize_ does for the CPU.

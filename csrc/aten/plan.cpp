@@ -2,6 +2,7 @@
 #include "plan.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "aten_handlers.h"
 #include "transfer.h"
@@ -231,6 +232,39 @@ void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool annou
   if (announce) announce_elsewhere(op, plan, path, reason, created);
 }
 
+// Has every tensor that is only read copied into row-major order, and every result written in it.
+template <class Prepare>
+void pack_tensors(const OpState& op, Plan& plan, const Prepare& prepare_at) {
+  for (size_t i = 0; i < plan.patches.size(); i++) {
+    const Plan::Patch patch = plan.patches[i];
+    if (patch.source != Plan::Patch::tensor_address && patch.source != Plan::Patch::prepared_tensor) continue;
+    if (op.writes(patch.arg) || is_contiguous(plan.tensors[size_t(patch.tensor)])) continue;
+    prepare_at(patch.arg, patch.element, /*keep_dense=*/false);
+    plan.packed = true;
+  }
+  for (Plan::Output& output : plan.outputs) {
+    const auto packed = packed_strides(output.shape.sizes, output.shape.strides, false);
+    if (output.shape.dtype == c10::ScalarType::Undefined || packed == output.shape.strides) continue;
+    output.shape.strides = packed;
+    output.through_temporary = output.written_arg >= 0;
+    plan.packed = true;
+  }
+}
+
+// Operators whose CPU arguments only say where, or how long: PyTorch's other devices take those as well.
+bool takes_host_tensors(const std::string& base) {
+  for (const char* prefix : {"aten::index", "aten::_index_put", "aten::_unsafe_index", "aten::_unsafe_masked_index",
+                             "aten::_pack_padded", "aten::tensor_split", "aten::repeat_interleave", "aten::ctc_loss",
+                             "aten::_ctc_loss", "aten::segment_reduce", "aten::_segment_reduce", "aten::_foreach",
+                             "aten::_fused", "aten::set_", "aten::histogram", "aten::_histogramdd"}) {
+    if (base.compare(0, std::strlen(prefix), prefix) == 0) {
+      return base != "aten::index_select" && base != "aten::index_add" && base != "aten::index_copy" &&
+             base != "aten::index_fill" && base != "aten::index_reduce";
+    }
+  }
+  return false;
+}
+
 bool shares_memory_kind(const OpState& op, at::ArrayRef<c10::IValue> args) {
   // Whether any read argument could share storage with a written one: decided by looking at run time.
   return !op.written.empty() && args.size() > 1;
@@ -239,7 +273,7 @@ bool shares_memory_kind(const OpState& op, at::ArrayRef<c10::IValue> args) {
 }  // namespace
 
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce) {
+                     const Refused& refused, bool announce, bool pack) {
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;
@@ -257,6 +291,10 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     return std::move(built);
   };
 
+  if (signature.host_tensors && !takes_host_tensors(op.schema.name)) {
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but ", op.display, " got tensors on ",
+                plan.entry->label, " and on cpu. Move one of them with .to('", plan.entry->label, "').");
+  }
   const bool mapped = chip.routes.has(op.schema.name);
   if (!mapped) {
     decision = chip.routes.decide({CallView{&op.schema, nullptr, 0, nullptr, 0}});
@@ -324,6 +362,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
           return elsewhere("the result has another shape than the tensor it is written to");
         }
         if (functional[i].dtype != output.shape.dtype) {
+          TORCH_CHECK(c10::canCast(functional[i].dtype, output.shape.dtype), "result type ", functional[i].dtype,
+                      " can't be cast to the desired output type ", output.shape.dtype);
           output.shape.dtype = functional[i].dtype;
           output.through_temporary = true;
         }
@@ -370,7 +410,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     const c10::IValue& given = args[size_t(op.kernel_args[k])];
     const bool tensor = given.isTensor() && given.toTensor().defined() && given.toTensor().device().type() == kDevice;
     // A number where the schema says Tensor (`x + 2`), or an argument without a default, is no default either.
-    schema.at_default[k] = tensor || (arg.default_value().has_value() && !given.isTensor() && given == *arg.default_value());
+    schema.at_default[k] =
+        tensor || (arg.default_value().has_value() && !given.isTensor() && given == *arg.default_value());
   }
   RouteTable::Query query;
   query.call = {&schema, plan.values.data(), int(plan.values.size()), output_views.data(), int(output_views.size())};
@@ -409,14 +450,13 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
       return elsewhere(reason);
     }
   }
-  auto prepare = [&](const Transform& transform) {
-    const int position = op.kernel_args[size_t(transform.arg)];
+  auto prepare_at = [&](int position, int element, bool keep_dense) {
     for (Plan::Patch& patch : plan.patches) {
-      if (patch.arg != position || (patch.element >= 0 && patch.element != transform.element)) continue;
+      if (patch.arg != position || (patch.element >= 0 && patch.element != element)) continue;
       if (patch.source != Plan::Patch::tensor_address && patch.source != Plan::Patch::prepared_tensor) continue;
       uba_tensor& slot = plan.tensors[size_t(patch.tensor)];
       const c10::IntArrayRef sizes(slot.sizes, size_t(slot.rank)), strides(slot.strides, size_t(slot.rank));
-      slot.strides = build.keep(packed_strides(sizes, strides, transform.kind == Transform::realign));
+      slot.strides = build.keep(packed_strides(sizes, strides, keep_dense));
       slot.byte_offset = 0;
       if (std::find(op.written.begin(), op.written.end(), position) != op.written.end()) {
         for (Plan::Output& output : plan.outputs) {
@@ -426,7 +466,11 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
       patch.source = Plan::Patch::prepared_tensor;
     }
   };
+  auto prepare = [&](const Transform& transform) {
+    prepare_at(op.kernel_args[size_t(transform.arg)], transform.element, transform.kind == Transform::realign);
+  };
   for (const Transform& transform : decision.transforms) prepare(transform);
+  if (pack) pack_tensors(op, plan, prepare_at);
   if (decision.realign_outputs) {
     for (Plan::Output& output : plan.outputs) {
       if (output.written_arg >= 0) output.through_temporary = true;
@@ -479,6 +523,17 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     plan.tag = kernel->tag;
   }
   plan.kernel_name = row.kernel.c_str();
+  if (plan.outputs.size() == 1) {
+    const Plan::Output& output = plan.outputs[0];
+    plan.output_dtype = to_uba_dtype(output.shape.dtype);
+    plan.fast = plan.kind == Plan::Kind::kernel && plan.output_dtype != 0 && !output.through_temporary &&
+                plan.prepared == 0 && plan.tensors.size() <= 3 && plan.values.size() <= 4;
+    for (const Plan::Patch& patch : plan.patches) {
+      plan.fast &= patch.element < 0 && patch.source != Plan::Patch::host_number;
+    }
+    // A number that conditions look at is part of the boxed signature only.
+    for (size_t i = 0; i < op.arg_count; i++) plan.fast &= op.scales[i] == op.patched[i];
+  }
   plan.counters = &stats::counters(plan.entry->label, op.display, "native", row.kernel, "");
   if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());
   return built;

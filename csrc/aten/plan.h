@@ -53,8 +53,11 @@ struct Plan {
   };
   std::vector<Output> outputs;
   int prepared = 0;          // number of prepared_tensor patches
+  bool packed = false;       // every tensor was made contiguous, after the kernel refused it as it was
   bool may_overlap = false;  // written and read arguments may share memory: look before running
   std::string error;         // for Kind::error
+  bool fast = false;         // may run without boxing: see fast_route.cpp
+  int32_t output_dtype = 0;  // of outputs[0], as the ABI names it
 };
 
 // Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time.
@@ -67,7 +70,10 @@ struct BuiltPlan {
   std::vector<std::pair<int, c10::SmallVector<int64_t, 6>>> resize;
 };
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce);
+                     const Refused& refused, bool announce, bool pack = false);
+
+// The calling thread's plan for a signature, or NULL. It stays valid until the thread makes another call.
+const Plan* find_plan(const Signature& signature);
 
 // Allocates, fills in and runs. False: the kernel said "not supported" (its reason is in take_sdk_message()).
 bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack);

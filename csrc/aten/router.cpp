@@ -6,6 +6,7 @@
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
 
+#include "fast_route.h"
 #include "plan.h"
 #include "transfer.h"
 
@@ -94,6 +95,13 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
   schema.overload = functional.has_value() ? functional->schema().overload_name() : s.overload_name();
   if (schema.overload.empty()) schema.overload = "default";  // "" in a descriptor's row means every overload
   if (base == "aten::native_batch_norm") hidden_writes = {3, 4};
+  if (base == "aten::_native_batch_norm_legit" && !written.empty() && !returns.empty() && returns[0] < 0 &&
+      !s.arguments().back().is_out()) {
+    // It returns new values and updates its statistics by the way: to a kernel it is the same as the one above.
+    hidden_writes = std::exchange(written, {});
+    functional = op;
+    schema.overload = "default";
+  }
 
   pointwise = op.hasTag(at::Tag::pointwise) || (functional.has_value() && functional->hasTag(at::Tag::pointwise));
   static const std::unordered_map<std::string, bool> kScaled = {{"aten::addmm", true},
@@ -117,6 +125,10 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
 
 void refresh_patched(OpState& op) {
   op.patched = op.scales;
+  op.offset_matters = false;
+  for (const auto& chip : runtime::chips()) op.offset_matters |= chip->routes.depends_on(op.schema.name, "offset");
+  // Whether an exponent is allowed depends on its sign.
+  if (op.schema.name == "aten::pow") std::fill(op.patched.begin(), op.patched.end(), uint8_t(0));
   const auto& args = op.handle.schema().arguments();
   for (size_t i = 0; i < args.size(); i++) {
     if (!op.scales[i]) continue;
@@ -244,6 +256,16 @@ void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   if (plan.kind == Plan::Kind::error) TORCH_CHECK_NOT_IMPLEMENTED(false, plan.error);
   if (plan.kind == Plan::Kind::composite) {
     plan.counters->calls.fetch_add(1, std::memory_order_relaxed);
+    if (op.schema.name == "aten::native_layer_norm" || op.schema.name == "aten::native_group_norm") {
+      // PyTorch's own take views of a contiguous input, and promote it with the parameters; a norm keeps its dtype.
+      c10::IValue& input = (*stack)[stack->size() - op.arg_count];
+      const c10::ScalarType dtype = input.toTensor().scalar_type();
+      input = input.toTensor().contiguous();
+      op.handle.callBoxedForDispatchKey(*op.composite, *stack);
+      c10::IValue& result = (*stack)[stack->size() - op.returns.size()];
+      result = result.toTensor().to(dtype);
+      return;
+    }
     op.handle.callBoxedForDispatchKey(*op.composite, *stack);
     return;
   }
@@ -251,6 +273,8 @@ void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
 }
 
 }  // namespace
+
+const Plan* find_plan(const Signature& signature) { return t_plans.find(signature.hash(), signature); }
 
 void forget_plans() { g_version.fetch_add(1); }
 
@@ -279,7 +303,18 @@ void route(OpState& op, torch::jit::Stack* stack) {
   Refused refused;
   std::string refusal = plan != nullptr ? take_sdk_message().text : "";
   bool was_refused = plan != nullptr;
+  bool packed = plan != nullptr && plan->packed;
   for (;;) {
+    if (was_refused && !packed) {
+      // Kernels that want dense rows say so when they run. Contiguous copies on the chip are better than another path.
+      packed = true;
+      BuiltPlan dense = build_plan(op, args, signature, device, refused, false, /*pack=*/true);
+      if (dense.plan && dense.plan->packed) {
+        plan = t_plans.put(hash, std::move(dense.plan));
+        if (run_plan(*plan, op, stack)) return;
+        refusal = take_sdk_message().text;
+      }
+    }
     if (was_refused) {
       BuiltPlan again = build_plan(op, args, signature, device, refused, false);
       if (again.row == nullptr) break;
@@ -298,6 +333,7 @@ void route(OpState& op, torch::jit::Stack* stack) {
     if (run_plan(*plan, op, stack)) return;
     refusal = take_sdk_message().text;
     was_refused = true;
+    packed = false;
   }
   run_elsewhere(*plan, op, stack);
 }
@@ -439,7 +475,10 @@ void register_routes() {
     if (implicit || !(structured || mapped || is_stub(base))) continue;
     OpState& state = op_state(*handle);
     if (state.is_view) continue;
-    library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RoutedKernel>(&state)));
+    auto unboxed = fast_kernel(state);
+    library->impl(full.c_str(), unboxed.has_value()
+                                    ? std::move(*unboxed)
+                                    : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RoutedKernel>(&state)));
     registered->emplace(full, true);
   }
 }

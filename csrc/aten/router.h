@@ -30,6 +30,7 @@ struct OpState {
   std::vector<uint8_t> scales;     // by position: a number that only scales values, whatever it is
   std::vector<uint8_t> patched;    // ... and that no descriptor's condition looks at: no part of the signature
   std::vector<bool> is_out;        // by position
+  bool offset_matters = false;     // a descriptor's condition looks at storage offsets
   std::optional<c10::OperatorHandle> functional;  // the form without written arguments, itself if it is that
   bool pointwise = false;
   bool is_view = false;

@@ -27,12 +27,15 @@ at::Tensor new_output(const Plan& plan, const Plan::Output& output) {
 bool overlaps(const OpState& op, const Plan& plan, const torch::jit::Stack& stack, size_t base,
               const at::Tensor& written, int written_arg) {
   for (const Plan::Patch& patch : plan.patches) {
-    if (patch.source != Plan::Patch::tensor_address || patch.arg == written_arg) continue;
+    const bool copied = patch.source == Plan::Patch::prepared_tensor;
+    if ((patch.source != Plan::Patch::tensor_address && !copied) || patch.arg == written_arg) continue;
     const at::Tensor& read = tensor_at(stack, base, patch);
     if (!read.storage().is_alias_of(written.storage())) continue;
     if (op.pointwise) {
       at::assert_no_partial_overlap(written, read);  // the CPU refuses that too
-    } else {
+    } else if (op.schema.name == "aten::index_select" || op.schema.name == "aten::gather") {
+      at::assert_no_overlap(written, read);  // and here any at all
+    } else if (!copied) {
       return true;
     }
   }
@@ -146,9 +149,9 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
       results.emplace_back();
     } else {
       bool temporary = output.written_arg < 0 || output.through_temporary;
-      if (output.written_arg >= 0 && !temporary) {
+      if (output.written_arg >= 0) {
         const at::Tensor& target = (*stack)[base + size_t(output.written_arg)].toTensor();
-        temporary = plan.may_overlap && overlaps(op, plan, *stack, base, target, output.written_arg);
+        temporary |= plan.may_overlap && overlaps(op, plan, *stack, base, target, output.written_arg);
         if (!temporary) results.push_back(target);
       }
       if (temporary) {

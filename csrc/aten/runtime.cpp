@@ -135,11 +135,13 @@ c10::StreamId DeviceEntry::pooled_stream(bool high_priority) {
 }
 
 void DeviceEntry::synchronize(void* stream) {
-  // What is pending now is what this wait covers: other threads may enqueue more meanwhile, which is theirs to wait for.
+  // What is pending now is what this wait covers: other threads may enqueue more meanwhile, which is theirs to wait
+  // for.
   std::vector<std::pair<void*, at::Tensor>> passed;
   {
     std::lock_guard<std::mutex> lock(pending_mutex);
-    auto waits = std::stable_partition(pending.begin(), pending.end(), [&](const auto& p) { return p.first != stream; });
+    auto waits =
+        std::stable_partition(pending.begin(), pending.end(), [&](const auto& p) { return p.first != stream; });
     passed.assign(std::make_move_iterator(waits), std::make_move_iterator(pending.end()));
     pending.erase(waits, pending.end());
     for (const auto& entry : passed) pending_bytes -= entry.second.storage().nbytes();

@@ -50,7 +50,7 @@ struct DeviceEntry {
   std::unique_ptr<CachingAllocator> allocator;
 
   std::mutex streams_mutex;
-  std::deque<void*> streams;  // by stream id; id 0 is the default stream (NULL)
+  std::deque<void*> streams;           // by stream id; id 0 is the default stream (NULL)
   std::vector<c10::StreamId> pool[2];  // of normal and of high priority
   size_t next_pooled[2] = {0, 0};
 

@@ -1,10 +1,12 @@
 // shape_rules.cpp: see shape_rules.h.
 #include "shape_rules.h"
 
+#include <ATen/native/BinaryOps.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/native/TypeProperties.h>
 
 #include <unordered_map>
+#include <unordered_set>
 
 namespace torchfl {
 namespace {
@@ -101,10 +103,10 @@ c10::ScalarType statistics_dtype(const at::Tensor& input) {
   return c10::isReducedFloatingType(input.scalar_type()) ? c10::ScalarType::Float : input.scalar_type();
 }
 
-// input, weight?, bias?, running_mean?, running_var?, training, momentum, eps
+// input, weight?, bias?, [running_mean?, running_var?,] training, momentum, eps
 std::vector<OutputShape> batch_norm(at::ArrayRef<c10::IValue> args) {
   const at::Tensor& input = args[0].toTensor();
-  const int64_t kept = args[5].toBool() ? input.size(1) : 0;
+  const int64_t kept = args[args.size() - 3].toBool() ? input.size(1) : 0;
   const OutputShape saved = contiguous(statistics_dtype(input), {kept});
   return {like(input), saved, saved};
 }
@@ -132,6 +134,7 @@ const std::unordered_map<std::string, Rule>& rules() {
       {"aten::convolution_overrideable", &convolution},
       {"aten::convolution_backward_overrideable", &convolution_backward},
       {"aten::native_batch_norm", &batch_norm},
+      {"aten::_native_batch_norm_legit", &batch_norm},
       {"aten::native_batch_norm_backward", &batch_norm_backward},
   };
   return table;
@@ -186,12 +189,45 @@ std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle&
   return out;
 }
 
+namespace {
+
+// Operators whose result is bool whatever they look at.
+bool is_predicate(const std::string& base) {
+  static const std::unordered_set<std::string> names = {
+      "aten::eq",       "aten::ne",          "aten::lt",          "aten::le",          "aten::gt",
+      "aten::ge",       "aten::logical_and", "aten::logical_or",  "aten::isnan",       "aten::isinf",
+      "aten::isposinf", "aten::isneginf",    "aten::logical_xor", "aten::logical_not", "aten::signbit"};
+  return names.count(base) != 0;
+}
+
+// What PyTorch's kernels refuse, and its shape functions in Python let pass.
+void check_operands(const OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType result) {
+  const std::string& base = op.schema.name;
+  const bool subtraction = base == "aten::sub" || base == "aten::rsub";
+  if (subtraction && args[0].isTensor() && args[1].isTensor()) {
+    at::native::sub_check(args[0].toTensor(), args[1].toTensor());
+  } else if (subtraction && args[0].isTensor() && args[1].isScalar()) {
+    at::native::sub_check(args[0].toTensor(), args[1].toScalar());
+  }
+  if ((subtraction || base == "aten::add") && args.size() > 2 && args[2].isScalar()) {
+    at::native::alpha_check(result, args[2].toScalar());
+  }
+  if (base == "aten::pow" && args[0].isTensor() && args[1].isScalar()) {
+    const c10::Scalar exponent = args[1].toScalar();
+    TORCH_CHECK(!(c10::isIntegralType(args[0].toTensor().scalar_type(), true) && exponent.isIntegral(true) &&
+                  exponent.toLong() < 0),
+                "Integers to negative integer powers are not allowed.");
+  }
+}
+
+}  // namespace
+
 c10::ScalarType compute_dtype(const OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType functional_result) {
   const int decides = deciding_argument(op.schema.name);
   if (decides >= 0) return args[size_t(decides)].toTensor().scalar_type();
   if (!op.pointwise) return c10::ScalarType::Undefined;
-  if (functional_result != c10::ScalarType::Bool && functional_result != c10::ScalarType::Undefined)
-    return functional_result;
+  if (functional_result != c10::ScalarType::Undefined) check_operands(op, args, functional_result);
+  if (functional_result != c10::ScalarType::Undefined && !is_predicate(op.schema.name)) return functional_result;
   at::native::ResultTypeState state{};
   for (int position : op.kernel_args) {
     const c10::IValue& value = args[size_t(position)];

@@ -11,7 +11,9 @@ namespace {
               runtime::label(first), " and on ", other, ". Move one of them with .to('", runtime::label(first), "').");
 }
 
-void read_tensor(const OpState& op, const at::Tensor& tensor, Signature& out) {
+}  // namespace
+
+void read_signature_tensor(const OpState& op, const at::Tensor& tensor, Signature& out) {
   auto& words = out.words;
   if (!tensor.defined()) {
     words.push_back(kUndefined);
@@ -41,6 +43,7 @@ void read_tensor(const OpState& op, const at::Tensor& tensor, Signature& out) {
     words.push_back(kTensor | dtype << 8 | uint64_t(dim) << 16 | uint64_t((offset & (alignment - 1)) != 0) << 24 |
                     uint64_t(impl->is_wrapped_number()) << 25 | uint64_t(index) << 32);
   }
+  if (C10_UNLIKELY(op.offset_matters)) words.push_back(uint64_t(tensor.storage_offset()));
   const int64_t* sizes = tensor.sizes().data();
   const int64_t* strides = tensor.strides().data();
   const size_t at = words.size();
@@ -48,6 +51,8 @@ void read_tensor(const OpState& op, const at::Tensor& tensor, Signature& out) {
   std::memcpy(words.data() + at, sizes, size_t(dim) * sizeof(uint64_t));
   std::memcpy(words.data() + at + dim, strides, size_t(dim) * sizeof(uint64_t));
 }
+
+namespace {
 
 uint64_t bits(double value) {
   uint64_t word;
@@ -58,7 +63,7 @@ uint64_t bits(double value) {
 void read_value(const OpState& op, const c10::IValue& value, Signature& out) {
   auto& words = out.words;
   if (value.isTensor()) {
-    read_tensor(op, value.toTensor(), out);
+    read_signature_tensor(op, value.toTensor(), out);
   } else if (value.isNone()) {
     words.push_back(kNone);
   } else if (value.isInt()) {
@@ -89,7 +94,7 @@ void read_value(const OpState& op, const c10::IValue& value, Signature& out) {
 }  // namespace
 
 void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out) {
-  out.words.push_back(reinterpret_cast<uint64_t>(&op));
+  out.words.push_back(signature_head(op));
   for (size_t i = 0; i < args.size(); i++) {
     const c10::IValue& value = args[i];
     if (op.patched[i] && !value.isTensor()) {

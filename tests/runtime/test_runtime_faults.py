@@ -46,7 +46,7 @@ def test_a_kernel_that_fails_raises_with_the_sdks_code_and_text_and_the_next_cal
     with pytest.raises(RuntimeError) as error:
         x + x
     text = str(error.value)
-    for said in (f"npu_v3:{KERNEL}", "npu_v3_add", "EXECUTION_FAILED", "SDK code 6", "failed"):
+    for said in (f"npu_v3:{KERNEL}", "npu_v3_add", "the kernel failed", "SDK code 6"):
         assert said in text, said
     assert not isinstance(error.value, (NotImplementedError, torch.OutOfMemoryError))
     assert (x + x).tolist() == [2] * 4
@@ -60,7 +60,7 @@ def test_a_kernel_that_fails_is_not_silently_done_by_another_path():
 
     x = torch.ones(4, 4, device=on(KERNEL))
     torchfl.reset_stats()
-    with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
+    with pytest.raises(RuntimeError, match="SDK code 6"):
         x @ x
     assert [row for row in torchfl.stats() if row["path"] == "cpu" and row["device"] == f"npu_v3:{KERNEL}"] == []
     assert (x @ x)[0, 0].item() == 4
@@ -72,7 +72,7 @@ def test_work_that_fails_later_surfaces_at_the_next_synchronise():
     y = x.exp()
     with pytest.raises(RuntimeError) as error:
         torch.npu_v3.synchronize(ASYNC)
-    assert f"npu_v3:{ASYNC}" in str(error.value) and "EXECUTION_FAILED" in str(error.value)
+    assert f"npu_v3:{ASYNC}" in str(error.value) and "SDK code 6" in str(error.value)
     torch.npu_v3.synchronize(ASYNC)  # it was told once
     del y
     assert torch.ones(4, device=on(ASYNC)).exp().tolist() == pytest.approx([2.718281828] * 4)
@@ -82,7 +82,7 @@ def test_work_that_fails_later_surfaces_at_the_next_synchronise():
 def test_a_copy_that_fails_later_surfaces_when_the_value_is_read():
     first = torch.ones(4).to(on(ASYNC_COPY))
     second = torch.full((4,), 2.0).to(on(ASYNC_COPY))
-    with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
+    with pytest.raises(RuntimeError, match=r"failed while it ran.*SDK code 6"):
         second.tolist()
     assert first.tolist() == [1] * 4
 
@@ -101,10 +101,10 @@ def test_memory_that_is_short_once_is_asked_for_again():
 def test_copies_and_fills_that_fail_raise_and_can_be_repeated():
     device = on(COPY)
     x = torch.arange(6.0).to(device)
-    with pytest.raises(RuntimeError, match=r"(?s)EXECUTION_FAILED.*SDK code 6|SDK code 6.*EXECUTION_FAILED"):
+    with pytest.raises(RuntimeError, match=r"copy failed.*SDK code 6"):
         x.cpu()
     assert x.cpu().tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
+    with pytest.raises(RuntimeError, match="SDK code 6"):
         x.view(2, 3).t().contiguous()
     assert x.view(2, 3).t().contiguous().tolist() == [[0, 3], [1, 4], [2, 5]]
     failed = 0
@@ -112,7 +112,7 @@ def test_copies_and_fills_that_fail_raise_and_can_be_repeated():
         try:
             x.fill_(value)
         except RuntimeError as error:
-            assert "EXECUTION_FAILED" in str(error)
+            assert "SDK code 6" in str(error)
             failed += 1
     assert failed == 1 and x.tolist() == [3] * 6
 
@@ -133,7 +133,7 @@ def test_a_failure_in_backward_raises_from_backward():
         def backward(ctx, grad):
             return grad.exp()
 
-    with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
+    with pytest.raises(RuntimeError, match="SDK code 6"):
         Fails.apply(x).sum().backward()
     assert x.grad is None
     Fails.apply(x).sum().backward()
@@ -154,9 +154,9 @@ def test_a_hung_device_is_given_up_with_a_message_that_says_so():
     x = torch.ones(4, device=on(HANG))
     x.exp()
     text = poisoned(HANG, lambda: torch.npu_v3.synchronize(HANG))
-    assert "TIMEOUT" in text
+    assert "no progress" in text and "SDK code 7" in text
     again = poisoned(HANG, lambda: x + 1)
-    assert "earlier" in again and "TIMEOUT" in again
+    assert "earlier" in again and "no progress" in again
     for call in (lambda: x.cpu(), lambda: torch.ones(3, device=on(HANG)), lambda: torch.npu_v3.synchronize(HANG)):
         poisoned(HANG, call)
 
@@ -166,8 +166,8 @@ def test_a_lost_device_is_given_up_with_a_message_that_says_so():
     """Case 48."""
     x = torch.ones(4, device=on(LOST))
     text = poisoned(LOST, lambda: x.exp())
-    assert "DEVICE_LOST" in text and "npu_v3_exp" in text
-    assert "restart" in text.lower() or "start" in text.lower()  # what to do
+    assert "UBA_DEVICE_LOST" in text and "npu_v3_exp" in text
+    assert "new process" in text  # what to do
     for call in (lambda: x + 1, lambda: x.tolist(), lambda: x.to("cpu"), lambda: x.zero_()):
         poisoned(LOST, call)
 
@@ -234,17 +234,4 @@ def test_a_chip_without_devices_loads_and_says_that_there_are_none():
     torch.npu_v3.manual_seed_all(1)
     torch.npu_v3.empty_cache()
     torch.manual_seed(1)
-    assert torch.ones(3).sum().item() == 3
-
-
-old_sdk = OwnProcess("other_sdk", NPU_SIM_SDK_VERSION="9.9.9")
-
-
-@old_sdk
-def test_an_sdk_version_that_the_adapter_does_not_serve_is_one_clear_error():
-    import torchfl
-
-    with pytest.raises(RuntimeError) as error:
-        torchfl.load("npu_v3")
-    assert "SDK" in str(error.value) and "\n" not in str(error.value).strip()
     assert torch.ones(3).sum().item() == 3

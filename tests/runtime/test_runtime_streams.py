@@ -109,7 +109,7 @@ def test_an_event_knows_whether_it_has_passed(npu):
 
 
 def test_elapsed_time_is_device_time_in_milliseconds(npu):
-    """A product of 1024^3 is 2 * 2^30 operations; the data sheet says 25.6 TFLOP/s in float16, so at least 0.08 ms."""
+    """A product of 1024^3 is 2^31 operations; the data sheet says 25.6 TFLOP/s in float16, so at least 0.08 ms."""
     x = torch.ones(1024, 1024, dtype=torch.float16, device=npu)
     marks = [torch.npu_v3.Event(enable_timing=True) for _ in range(3)]
     marks[0].record()
@@ -207,7 +207,10 @@ def test_backward_runs_on_the_stream_of_its_forward(npu):
 
 def test_streams_and_events_say_what_they_are(npu):
     assert "npu_v3" in repr(torch.npu_v3.Stream())
-    assert "npu_v3" in repr(torch.npu_v3.Event())
+    event = torch.npu_v3.Event()
+    assert "npu_v3" in repr(event)
+    assert isinstance(event, torch.npu_v3.Event) and isinstance(event, torch.Event)
+    assert not isinstance(torch.Event("cpu"), torch.npu_v3.Event)
     assert torch.npu_v3.default_stream() == torch.npu_v3.default_stream()
     assert hash(torch.npu_v3.default_stream()) == hash(torch.npu_v3.default_stream())
     with pytest.raises((RuntimeError, ValueError)):

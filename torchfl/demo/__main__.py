@@ -164,7 +164,7 @@ def show(report: dict[str, Any], out: Path) -> None:
 
 
 def _shares(paths: Sequence[dict[str, Any]], key: str) -> str:
-    return ", ".join(f"{row['path']} {page.percent(row[key])}" for row in paths) or "none"
+    return ", ".join(f"{row['path']} {page.percent(row[key])}" for row in paths if row[key]) or "none"
 
 
 if __name__ == "__main__":

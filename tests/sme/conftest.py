@@ -1,0 +1,60 @@
+"""Fixtures of the tests of decisions: chips that extend the shipped one, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT, run_script
+
+sys.path.append(str(ROOT / "tests" / "ops"))  # its recipes and its look at what ran
+
+_START = """
+import json, logging, sys
+import torch, torchfl
+import torch.nn.functional as F
+lines = []
+class Collect(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+logging.getLogger("torchfl").addHandler(Collect())
+logging.getLogger("torchfl").propagate = False
+torchfl.load(sys.argv[1])
+D = sys.argv[2] + ":0"
+def ran(op, call):
+    torchfl.reset_stats()
+    result = call()
+    rows = [[r["path"], r["target"], r["reason"], r["calls"]] for r in torchfl.stats() if r["op"].split(".")[0] == op]
+    return result, rows
+def say(**values):
+    print("ANSWER" + json.dumps(values))
+"""
+
+
+@pytest.fixture
+def variant(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """`variant(yaml, code)`: loads a chip that is the shipped NPU-V3 with `yaml` on top, under a name of its own, and
+    runs `code` with it in a new process. Returns what the code passed to `say`, and `stderr`."""
+    from torchfl import hcd
+    from torchfl._paths import shipped_chips
+
+    shipped = shipped_chips()["npu_v3"]
+    library = hcd.load(shipped).lower()["adapter_library"]
+
+    def run(text: str, code: str, device_type: str = "variant", **env: str) -> dict[str, Any]:
+        descriptor = tmp_path / f"{device_type}.yaml"
+        parent = os.path.relpath(shipped, tmp_path)
+        head = f"hcd: 1\nextends: {parent}\nchip: {{device_type: {device_type}}}\nadapter: {{library: {library}}}\n"
+        descriptor.write_text(head + textwrap.dedent(text))
+        done = run_script(_START + textwrap.dedent(code), str(descriptor), device_type, env=env)
+        answers = [line.removeprefix("ANSWER") for line in done.out.splitlines() if line.startswith("ANSWER")]
+        assert done.code == 0 and answers, f"exit status {done.code}\n{done.out}\n{done.err}"
+        return {**json.loads(answers[-1]), "stderr": done.err}
+
+    return run
