@@ -30,7 +30,7 @@ $(VENV)/.packages: pyproject.toml Makefile
 	touch $@
 
 $(VENV)/.built: $(VENV)/.packages $(NATIVE)
-	$(PIP) install -q --no-build-isolation --no-deps -e .
+	$(PIP) install -q --no-build-isolation --no-deps -C cmake.define.TORCHFL_WERROR=ON -e .
 	touch $@
 
 build: $(VENV)/.built

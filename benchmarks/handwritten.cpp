@@ -34,12 +34,18 @@ npu_stream_t stream_of(c10::DeviceIndex index) {
 
 int32_t sdk_dtype(at::ScalarType type) {
   switch (type) {
-    case at::kHalf: return NPU_FLOAT16;
-    case at::kBFloat16: return NPU_BFLOAT16;
-    case at::kFloat: return NPU_FLOAT32;
-    case at::kInt: return NPU_INT32;
-    case at::kLong: return NPU_INT64;
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "bench::add takes no ", type);
+    case at::kHalf:
+      return NPU_FLOAT16;
+    case at::kBFloat16:
+      return NPU_BFLOAT16;
+    case at::kFloat:
+      return NPU_FLOAT32;
+    case at::kInt:
+      return NPU_INT32;
+    case at::kLong:
+      return NPU_INT64;
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "bench::add takes no ", type);
   }
 }
 
@@ -78,8 +84,8 @@ at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar
 
 at::Tensor add_lean(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   static auto* allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
-  at::Tensor out = at::detail::empty_strided_generic(self.sizes(), self.strides(), allocator,
-                                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), self.scalar_type());
+  at::Tensor out = at::detail::empty_strided_generic(
+      self.sizes(), self.strides(), allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), self.scalar_type());
   return launch(self, other, alpha, out);
 }
 

@@ -340,6 +340,23 @@ def _device_type_number() -> int:
     return int(torch._C._autograd.DeviceType.PrivateUse1) if hasattr(torch._C._autograd, "DeviceType") else 20
 
 
+_modules: dict[str, DeviceModule] = {}  # by device type
+
+
+def _register_locations(engine: ModuleType) -> None:
+    """Have saved tensors name their device as its chip does ("npu:1"), so that they come back to that chip whatever
+    else is loaded. PyTorch's own rule counts all devices under the first chip's name, and refuses the others'."""
+
+    def tag(storage: Any) -> str | None:
+        ours = storage.device.type == torch._C._get_privateuse1_backend_name()
+        return str(engine.label(storage.device.index)) if ours else None
+
+    def restore(storage: Any, location: str) -> Any:
+        return storage.to(device=torch.device(location)) if location.partition(":")[0] in _modules else None
+
+    torch.serialization.register_package(19, tag, restore)  # before PyTorch's rules for accelerators, from 20 on
+
+
 def register(engine: ModuleType, chip: LoadedChip, lowered: dict[str, Any], *, is_first: bool) -> DeviceModule:
     """Make the chip's names usable: `torch.<device_type>`, "<device_type>:<i>", and for the first chip the methods that
     PyTorch offers every backend (`tensor.<device_type>()`)."""
@@ -351,10 +368,11 @@ def register(engine: ModuleType, chip: LoadedChip, lowered: dict[str, Any], *, i
             f"the device name '{name}' cannot be used: {reason}. Give the chip a device_type of letters and underscores"
             + ("" if is_first else f", or use '{legal}:{chip.first_index}', which is the same device")
         )
-    module = DeviceModule(engine, chip, lowered)
+    module = _modules[name] = DeviceModule(engine, chip, lowered)
     if is_first:
         torch._register_device_module(name, module)
         torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+        _register_locations(engine)
     else:
         setattr(torch, name, module)
         sys.modules[f"torch.{name}"] = module

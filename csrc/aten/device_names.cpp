@@ -47,8 +47,10 @@ void construct(c10::Device* self, const std::string& text) {
                        (digits.size() == 1 || digits[0] != '0');
     TORCH_CHECK(valid, "Invalid device string: '", text, "'");
     const int local = std::stoi(digits);
-    TORCH_CHECK(local < range.count, "Invalid device string: '", text, "': there ", range.count == 1 ? "is " : "are ",
-                range.count, " device(s) of this chip");
+    // Under the first chip's name PyTorch prints the devices of all chips, so it must read them too.
+    const int known = range.first == 0 ? runtime::device_count() : range.count;
+    TORCH_CHECK(local < std::max(known, range.count), "Invalid device string: '", text, "': there ",
+                range.count == 1 ? "is " : "are ", range.count, " device(s) of this chip");
     index = range.first + local;
   } else if (range.first != 0) {
     // Without an index: the current device if it is of this chip, else the chip's first. (The first chip keeps

@@ -183,6 +183,14 @@ int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&
 // Concatenation is data movement: one strided copy for each piece, on the chip.
 at::Tensor& cat_out(const at::ITensorListRef& tensors, int64_t dim, at::Tensor& out) {
   const auto pieces = tensors.materialize();
+  const c10::Device home = out.defined() ? out.device() : pieces[0].get().device();
+  for (const at::Tensor& piece : pieces) {
+    auto name = [](c10::Device device) {
+      return device.type() == kDevice ? runtime::label(device.index()) : device.str();
+    };
+    TORCH_CHECK(piece.device() == home, "Expected all tensors to be on the same device, but aten::cat got tensors on ",
+                name(home), " and on ", name(piece.device()), ".");
+  }
   at::Tensor like;  // carries the shape rules: sizes, dtype and memory format as PyTorch computes them
   {
     std::vector<at::Tensor> shapes;
@@ -191,9 +199,8 @@ at::Tensor& cat_out(const at::ITensorListRef& tensors, int64_t dim, at::Tensor& 
     }
     like = at::cat(shapes, dim);
   }
-  const int index = pieces[0].get().device().index();
   if (!out.defined()) {
-    out = empty_on(index, like.scalar_type(), like.sizes(), like.strides());
+    out = empty_on(home.index(), like.scalar_type(), like.sizes(), like.strides());
   } else {
     TORCH_CHECK(c10::canCast(like.scalar_type(), out.scalar_type()), "torch.cat(): result type ", like.scalar_type(),
                 " can't be cast to the desired output type ", out.scalar_type());

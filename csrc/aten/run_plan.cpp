@@ -133,7 +133,11 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
       }
     }
   }
-  if (C10_UNLIKELY(plan.kind == Plan::Kind::handler)) return run_handler(plan, op, stack, base, prepared);
+  if (C10_UNLIKELY(plan.kind == Plan::Kind::handler)) {
+    if (run_handler(plan, op, stack, base, prepared)) return true;
+    plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
   for (uba_value& value : values) {
     if (value.kind == UBA_TENSOR || value.kind == UBA_TENSOR_LIST) {
       value.v.tensor = tensors.data() + (value.v.tensor - plan.tensors.data());

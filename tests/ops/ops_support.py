@@ -146,14 +146,16 @@ def assert_equal_to_reference(
     `further`.
     """
     got_leaves, reference_leaves = tree_flatten(on_cpu(got))[0], tree_flatten(on_cpu(reference))[0]
-    assert len(got_leaves) == len(reference_leaves), f"{what}: {len(got_leaves)} results, {len(reference_leaves)} expected"
+    assert len(got_leaves) == len(reference_leaves), (
+        f"{what}: {len(got_leaves)} results, {len(reference_leaves)} expected"
+    )
     for mine, right in zip(got_leaves, reference_leaves, strict=True):
         if not isinstance(mine, torch.Tensor):
             assert mine == right or (mine != mine and right != right), f"{what}: {mine}, expected {right}"
             continue
         assert mine.shape == right.shape, f"{what}: shape {tuple(mine.shape)}, expected {tuple(right.shape)}"
         if not (mine.dtype.is_floating_point or mine.dtype.is_complex):
-            torch.testing.assert_close(mine, right, rtol=0, atol=0, check_dtype=False, msg=lambda m: f"{what}: {m}")  # noqa: B023
+            torch.testing.assert_close(mine, right, rtol=0, atol=0, check_dtype=False, msg=lambda m: f"{what}: {m}")
             continue
         coarser = max((mine.dtype, dtype), key=lambda d: ROUNDING.get(d, (0, 0))[0])
         relative, absolute = ROUNDING[coarser]
@@ -168,7 +170,7 @@ def assert_equal_to_reference(
             rtol=ulps * relative,
             atol=ulps * absolute + further,
             equal_nan=True,
-            msg=lambda m: f"{what}: {m}",  # noqa: B023
+            msg=lambda m: f"{what}: {m}",
         )
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
 from ops_support import sample
 
 
@@ -148,7 +147,9 @@ class Elementwise:
         return T(shape, low, high, self.fixed[i], seed=i)
 
     def calls(self, dtype: torch.dtype) -> list[Call]:
-        shapes: list[Any] = [(s,) for s in ONE_SHAPE] if self.arity == 1 else TWO_SHAPES if self.arity == 2 else THREE_SHAPES
+        shapes: list[Any] = (
+            [(s,) for s in ONE_SHAPE] if self.arity == 1 else TWO_SHAPES if self.arity == 2 else THREE_SHAPES
+        )
         made = []
         for shape in shapes:
             operands = tuple(self.operand(i, s, dtype) for i, s in enumerate(shape))
@@ -221,7 +222,9 @@ ELEMENTWISE: list[Elementwise] = [
     Elementwise("threshold_backward", 2, variants=(((0,), {}), ((0.5,), {})), in_place=False),
     Elementwise("sigmoid_backward", 2, low=(-3, 0), high=(3, 1), in_place=False, huge=False),
     Elementwise("tanh_backward", 2, low=(-3, -1), high=(3, 1), in_place=False, huge=False),
-    Elementwise("gelu_backward", 2, variants=(((), {}), ((), {"approximate": "tanh"})), in_place=False, huge=False, ulps=4),
+    Elementwise(
+        "gelu_backward", 2, variants=(((), {}), ((), {"approximate": "tanh"})), in_place=False, huge=False, ulps=4
+    ),
     Elementwise("leaky_relu_backward", 2, variants=(((0.1, False), {}), ((0.1, True), {})), in_place=False),
     Elementwise("silu_backward", 2, in_place=False, huge=False, ulps=2),
 ]
@@ -242,7 +245,10 @@ for _base in {spec.name.split(".")[0] for spec in ELEMENTWISE}:
 _pow_tensors = RECIPES["pow"]
 RECIPES["pow"] = lambda dtype: [
     *_pow_tensors(dtype),
-    *[Call("pow.Scalar", (2, T(shape, *((-2, 2) if dtype.is_floating_point else (0, 5)))), ulps=2) for shape in ONE_SHAPE],
+    *[
+        Call("pow.Scalar", (2, T(shape, *((-2, 2) if dtype.is_floating_point else (0, 5)))), ulps=2)
+        for shape in ONE_SHAPE
+    ],
 ]
 
 # masked_fill with a tensor as value must stay on the chip too: its value is 0-dim by contract.
@@ -279,7 +285,11 @@ _ONE_DIM: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((0,), {}), ((-1,), {}
 RECIPES["sum"] = _reduction("sum", [("", (), {}), *_DIMS], ulps=4)
 RECIPES["mean"] = _reduction("mean", [("", (), {}), *[("dim", a, k) for _, a, k in _DIMS]], ulps=4)
 RECIPES["prod"] = _reduction(
-    "prod", [("", (), {}), *[("dim_int", a, k) for a, k in _ONE_DIM]], shapes=[(4, 5), (2, 3, 2)], range=(0.5, 2), ulps=4
+    "prod",
+    [("", (), {}), *[("dim_int", a, k) for a, k in _ONE_DIM]],
+    shapes=[(4, 5), (2, 3, 2)],
+    range=(0.5, 2),
+    ulps=4,
 )
 for _name in ("any", "all"):
     RECIPES[_name] = _reduction(
@@ -486,7 +496,14 @@ def _batch_norm_backward(dtype: torch.dtype) -> list[Call]:
             c = (shape[1],)
             weight = T(c, 0.5, 1.5, "stat", 2) if affine else None
             running = (T(c, -0.5, 0.5, "stat", 3), T(c, 0.5, 2, "stat", 4))
-            operands = (T(shape, -1, 1), T(shape, -2, 2, seed=1), weight, *running, Given(mean, True), Given(invstd, True))
+            operands = (
+                T(shape, -1, 1),
+                T(shape, -2, 2, seed=1),
+                weight,
+                *running,
+                Given(mean, True),
+                Given(invstd, True),
+            )
             made.append(Call("native_batch_norm_backward", (*operands, training, 1e-5, mask), ulps=32))
     return made
 
@@ -518,7 +535,14 @@ def _layer_norm_backward(dtype: torch.dtype) -> list[Call]:
 
         for affine, mask in ((True, [True, True, True]), (False, [True, False, False])):
             parameters = (T(last, 0.5, 1.5, "stat", 2), T(last, -1, 1, "stat", 3)) if affine else (None, None)
-            operands = (T(shape, -1, 1), T(shape, -2, 2, seed=1), normalized, Given(mean, True), Given(rstd, True), *parameters)
+            operands = (
+                T(shape, -1, 1),
+                T(shape, -2, 2, seed=1),
+                normalized,
+                Given(mean, True),
+                Given(rstd, True),
+                *parameters,
+            )
             made.append(Call("native_layer_norm_backward", (*operands, mask), ulps=32))
     return made
 
@@ -560,7 +584,12 @@ def _max_pool_backward(dtype: torch.dtype) -> list[Call]:
     return made
 
 
-_AVERAGES: list[tuple[bool, bool, int | None]] = [(False, True, None), (False, False, None), (True, True, None), (False, True, 5)]
+_AVERAGES: list[tuple[bool, bool, int | None]] = [
+    (False, True, None),
+    (False, False, None),
+    (True, True, None),
+    (False, True, 5),
+]
 
 
 @recipe("avg_pool2d")
@@ -603,7 +632,14 @@ def _adaptive_backward(dtype: torch.dtype) -> list[Call]:
 
 # ------------------------------------------------------------------------------------------------ softmax and loss
 
-_SOFTMAX: list[tuple[tuple[int, ...], int]] = [((3, 5), 1), ((3, 5), 0), ((2, 3, 4, 5), 1), ((7,), -1), ((2, 0, 3), 2), ((), 0)]
+_SOFTMAX: list[tuple[tuple[int, ...], int]] = [
+    ((3, 5), 1),
+    ((3, 5), 0),
+    ((2, 3, 4, 5), 1),
+    ((7,), -1),
+    ((2, 0, 3), 2),
+    ((), 0),
+]
 
 
 @recipe("_softmax", "_log_softmax")
@@ -624,7 +660,9 @@ for _name in ("_softmax", "_log_softmax"):
     def _softmax_gradient_of(dtype: torch.dtype, name: str = _name) -> list[Call]:
         made = []
         for shape, dim in _SOFTMAX:
-            result = Given(lambda d, s=shape, a=dim, n=name: getattr(torch.ops.aten, n)(T(s).make(d).double(), a, False).to(d))
+            result = Given(
+                lambda d, s=shape, a=dim, n=name: getattr(torch.ops.aten, n)(T(s).make(d).double(), a, False).to(d)
+            )
             made.append(Call(f"{name}_backward_data", (T(shape, -1, 1, seed=1), result, dim, DTYPE), ulps=16))
         return made
 
@@ -663,7 +701,9 @@ def _nll_loss_backward(dtype: torch.dtype) -> list[Call]:
                 def total(d: torch.dtype, w: T | None = weight, r: int = reduction, i: bool = ignored) -> torch.Tensor:
                     weights = None if w is None else w.make(d).double()
                     target = _targets(7, 5, i).make(d)
-                    forward = torch.ops.aten.nll_loss_forward(T((7, 5), -4, 0).make(d).double(), target, weights, r, -100)
+                    forward = torch.ops.aten.nll_loss_forward(
+                        T((7, 5), -4, 0).make(d).double(), target, weights, r, -100
+                    )
                     return forward[1].to(d)
 
                 grad = T((7,) if reduction == 0 else (), 0.5, 1.5, seed=2)

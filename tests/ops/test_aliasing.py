@@ -147,7 +147,15 @@ def test_contiguous_inside_its_storage() -> None:
     def program(device: Any) -> Any:
         x = torch.arange(8.0, device=device)
         y = torch.arange(1000.0, device=device)
-        return x[3:] + 1, x[3:].exp(), x[1:].view(7, 1) @ x[:1].view(1, 1), y[129:].sum(), y[64:].sum(), y[1:].add_(1), y
+        return (
+            x[3:] + 1,
+            x[3:].exp(),
+            x[1:].view(7, 1) @ x[:1].view(1, 1),
+            y[129:].sum(),
+            y[64:].sum(),
+            y[1:].add_(1),
+            y,
+        )
 
     agree(program, ulps=4)
 
@@ -263,7 +271,14 @@ def test_broadcasting_an_expanded_operand() -> None:
     def program(device: Any) -> Any:
         a, b = torch.full((1, 3, 128), 2.0, device=device), torch.ones(1, 1, 128, device=device)
         e = torch.arange(3.0, device=device).view(3, 1).expand(3, 4)
-        return a * b, a + b.expand(2, 3, 128), e + e.t()[:3, :3].sum(), torch.special.i0(e), e.cumsum(1), torch.hypot(e, e)
+        return (
+            a * b,
+            a + b.expand(2, 3, 128),
+            e + e.t()[:3, :3].sum(),
+            torch.special.i0(e),
+            e.cumsum(1),
+            torch.hypot(e, e),
+        )
 
     agree(program, ulps=8)
 

@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 import recipes
 import torch
-from ops_support import CPU_ONLY, DEVICE, FORMS, agree, assert_equal_to_reference, dtype_named, lowered, on_cpu, place, sample, watch
+from ops_support import (
+    CPU_ONLY,
+    DEVICE,
+    FORMS,
+    agree,
+    assert_equal_to_reference,
+    dtype_named,
+    lowered,
+    on_cpu,
+    place,
+    sample,
+    watch,
+)
 from recipes import Elementwise
 
 ALL = ("float16", "bfloat16", "float32", "int8", "int32", "int64", "bool")
@@ -64,7 +76,9 @@ def test_in_place(spec: Elementwise) -> None:
         operands = _operands(spec, dtype)
         for behind, named in spec.variants[:2]:
 
-            def program(device: Any, op: Any = op, form: str = form, operands: Any = operands, b: Any = behind, n: Any = named) -> Any:
+            def program(
+                device: Any, op: Any = op, form: str = form, operands: Any = operands, b: Any = behind, n: Any = named
+            ) -> Any:
                 target = place(operands[0], form, device)
                 result = op(target, *(place(t, "contiguous", device) for t in operands[1:]), *b, **n)
                 assert result is target
@@ -92,7 +106,14 @@ def test_out(spec: Elementwise) -> None:
         operands = _operands(spec, dtype)
         behind, named = spec.variants[0]
 
-        def run(device: Any, make_out: Callable[[list[torch.Tensor]], torch.Tensor], op: Any = op, operands: Any = operands, b: Any = behind, n: Any = named) -> Any:
+        def run(
+            device: Any,
+            make_out: Callable[[list[torch.Tensor]], torch.Tensor],
+            op: Any = op,
+            operands: Any = operands,
+            b: Any = behind,
+            n: Any = named,
+        ) -> Any:
             placed = [place(t, "contiguous", device) for t in operands]
             out = make_out(placed)
             before = out.data_ptr()
@@ -164,7 +185,13 @@ def test_numbers_beside_a_tensor(name: str) -> None:
     function = _number_ops()[name]
     for dtype in ALL:
         x = sample((3, 5), dtype_named(dtype), 1, 5)
-        others = [*NUMBERS, torch.tensor(3), torch.tensor(0.3), torch.tensor(0.3, dtype=torch.float64), torch.tensor(True)]
+        others = [
+            *NUMBERS,
+            torch.tensor(3),
+            torch.tensor(0.3),
+            torch.tensor(0.3, dtype=torch.float64),
+            torch.tensor(True),
+        ]
         if name in ("remainder", "fmod", "floor_divide", "div_floor"):
             # These jump: what 0.3 is rounded to before the division decides.
             others = [n for n in others if not (isinstance(n, torch.Tensor) and n.is_floating_point())]
@@ -318,10 +345,14 @@ def test_edge_values(spec: Elementwise) -> None:
             mine, right = on_cpu(got), reference
             if mine.is_floating_point():
                 finite = torch.isfinite(mine.double()) == torch.isfinite(right.to(mine.dtype).double())
-                assert finite.all(), f"{spec.name}{behind}, {dtype}: {[o[~finite] for o in operands]} -> {mine[~finite]}, expected {right[~finite]}"
+                assert finite.all(), (
+                    f"{spec.name}{behind}, {dtype}: {[o[~finite] for o in operands]} -> {mine[~finite]}, expected {right[~finite]}"
+                )
                 zero = (right == 0) & (mine == 0) & ~torch.isnan(right)
                 signs = torch.signbit(mine[zero]) == torch.signbit(right[zero])
-                assert signs.all(), f"{spec.name}{behind}, {dtype}: sign of zero for {[o[zero][~signs] for o in operands]}"
+                assert signs.all(), (
+                    f"{spec.name}{behind}, {dtype}: sign of zero for {[o[zero][~signs] for o in operands]}"
+                )
                 keep = torch.isfinite(right.to(mine.dtype).double())
                 right = torch.where(keep, right, right.to(mine.dtype).to(right.dtype))
             assert_equal_to_reference(mine, right, dtype, 4 * spec.ulps, f"{spec.name}{behind}, {dtype}")

@@ -265,7 +265,13 @@ def test_int64_is_on_the_device() -> None:
 def test_new_lands_on_the_device() -> None:
     """Case 21."""
     t = torch.ones(2, dtype=torch.int32, device=DEVICE)
-    for made in (t.new(3).fill_(0), t.new_zeros(3), t.new_full((3,), 0), t.new_tensor([0, 0, 0]), t.new_empty(3).zero_()):
+    for made in (
+        t.new(3).fill_(0),
+        t.new_zeros(3),
+        t.new_full((3,), 0),
+        t.new_tensor([0, 0, 0]),
+        t.new_empty(3).zero_(),
+    ):
         assert made.device == torch.device(DEVICE)
         assert made.tolist() == [0, 0, 0]
         assert made.dtype == torch.int32
@@ -309,7 +315,13 @@ def test_copies_between_dtypes(source: torch.dtype) -> None:
             strided = torch.zeros((*expected.shape, 2), dtype=target, device=DEVICE)
             strided[..., 1].copy_(view)
             up = torch.empty(expected.shape, dtype=target, device=DEVICE).copy_(view.cpu())
-            for name, got in (("down", down), ("across", across), ("strided", strided[..., 1]), ("up", up), ("to", view.to(target))):
+            for name, got in (
+                ("down", down),
+                ("across", across),
+                ("strided", strided[..., 1]),
+                ("up", up),
+                ("to", view.to(target)),
+            ):
                 assert got.dtype == target
                 assert torch.equal(got.cpu(), expected), f"{source} to {target}, {name}"
             assert not strided[..., 0].any().item()
@@ -317,7 +329,13 @@ def test_copies_between_dtypes(source: torch.dtype) -> None:
 
 def test_isclose_in_bfloat16() -> None:
     """Case 23."""
-    agree(lambda d: torch.isclose(torch.tensor([1.0, 2.0, torch.nan], device=d).bfloat16(), torch.tensor([1.0, 2.1, torch.nan], device=d).bfloat16(), equal_nan=True))
+    agree(
+        lambda d: torch.isclose(
+            torch.tensor([1.0, 2.0, torch.nan], device=d).bfloat16(),
+            torch.tensor([1.0, 2.1, torch.nan], device=d).bfloat16(),
+            equal_nan=True,
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------------------ tensors from elsewhere
@@ -325,7 +343,10 @@ def test_isclose_in_bfloat16() -> None:
 
 def test_zero_dim_tensors_from_both_sides() -> None:
     """Case 44."""
-    for made in (torch.tensor([torch.tensor(1.0), torch.tensor(2.0)]), torch.stack([torch.ones((), device=DEVICE)] * 2)):
+    for made in (
+        torch.tensor([torch.tensor(1.0), torch.tensor(2.0)]),
+        torch.stack([torch.ones((), device=DEVICE)] * 2),
+    ):
         assert made.shape == (2,)
     on = torch.tensor([torch.ones((), device=DEVICE), torch.zeros((), device=DEVICE)])
     assert on.tolist() == [1.0, 0.0]

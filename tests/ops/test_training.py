@@ -197,7 +197,9 @@ def test_half_input_meets_single_weights() -> None:
                 layer = copy.deepcopy(layer)
             got = copy.deepcopy(layer).to(DEVICE)(x.to(DEVICE, dtype))
             assert got.dtype == dtype, f"{layer} made {got.dtype} of {dtype}"
-            torch.testing.assert_close(got.float().cpu(), right, rtol=tolerance, atol=tolerance, msg=lambda m, n=layer: f"{n}: {m}")
+            torch.testing.assert_close(
+                got.float().cpu(), right, rtol=tolerance, atol=tolerance, msg=lambda m, n=layer: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("affine", [False, True])
@@ -206,7 +208,10 @@ def test_norms_of_strided_half_tensors(dtype: torch.dtype, affine: bool) -> None
     """Layer norm forward and backward where input and gradient have strides of their own: no error, right values."""
     torch.manual_seed(0)
     x, g = torch.randn(4, 6, 5), torch.randn(4, 6, 5)
-    for norm, dims in ((nn.LayerNorm(6, elementwise_affine=affine), (0, 2, 1)), (nn.GroupNorm(2, 4, affine=affine), (1, 0, 2))):
+    for norm, dims in (
+        (nn.LayerNorm(6, elementwise_affine=affine), (0, 2, 1)),
+        (nn.GroupNorm(2, 4, affine=affine), (1, 0, 2)),
+    ):
         results = []
         for device, kind in (("cpu", torch.float32), (DEVICE, dtype)):
             layer = copy.deepcopy(norm).to(device)

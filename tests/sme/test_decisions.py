@@ -23,7 +23,9 @@ import torchfl
 
 def _bases() -> list[str]:
     # PyTorch hands factories on by another name; there is no tensor to explain them by.
-    return sorted(({row["op"].removeprefix("aten::") for row in lowered()["ops"]} & set(recipes.RECIPES)) - set(TAKEN_APART))
+    return sorted(
+        ({row["op"].removeprefix("aten::") for row in lowered()["ops"]} & set(recipes.RECIPES)) - set(TAKEN_APART)
+    )
 
 
 #: Kernels that may refuse when they run: nobody can say so beforehand.
@@ -70,12 +72,16 @@ def test_explain_equals_what_runs(base: str, npu: torch.device) -> None:
 
 
 def test_equal_inputs_are_decided_equally(npu: torch.device) -> None:
-    for shape, dtype in itertools.product(((3, 4), (64, 64), (512, 512)), (torch.float16, torch.float32, torch.float64)):
+    for shape, dtype in itertools.product(
+        ((3, 4), (64, 64), (512, 512)), (torch.float16, torch.float32, torch.float64)
+    ):
         x = torch.empty(shape, dtype=dtype, device="meta")
         y = torch.empty(shape[::-1], dtype=dtype, device="meta")
         answers = [torchfl.explain("aten::mm", x, y, device=DEVICE) for _ in range(3)]
         assert answers[0] == answers[1] == answers[2]
-        real = torchfl.explain("aten::mm", torch.empty(shape, dtype=dtype, device=npu), torch.empty(shape[::-1], dtype=dtype, device=npu))
+        real = torchfl.explain(
+            "aten::mm", torch.empty(shape, dtype=dtype, device=npu), torch.empty(shape[::-1], dtype=dtype, device=npu)
+        )
         assert real == answers[0], "a tensor on meta must stand for one on the device"
 
 
@@ -102,7 +108,9 @@ def test_every_better_path_says_why_not(npu: torch.device) -> None:
 # ------------------------------------------------------------------------------------------------ limits
 
 
-def _conv(npu: torch.device, x: tuple[int, ...] = (1, 6, 16, 16), w: tuple[int, ...] = (6, 6, 3, 3), **kwargs: Any) -> Any:
+def _conv(
+    npu: torch.device, x: tuple[int, ...] = (1, 6, 16, 16), w: tuple[int, ...] = (6, 6, 3, 3), **kwargs: Any
+) -> Any:
     torch.manual_seed(0)
     a, b = torch.randn(x), torch.randn(w)
     with watch() as rows:
@@ -117,7 +125,11 @@ def _conv(npu: torch.device, x: tuple[int, ...] = (1, 6, 16, 16), w: tuple[int, 
     [
         ({"stride": 1}, (6, 6, 3, 3), ""),
         ({"stride": 2}, (6, 6, 3, 3), ""),
-        ({"stride": 3}, (6, 6, 3, 3), "stride is 3, npu_v3_conv2d takes 1, 2, 4 (the convolution unit steps by 1, 2 or 4)"),
+        (
+            {"stride": 3},
+            (6, 6, 3, 3),
+            "stride is 3, npu_v3_conv2d takes 1, 2, 4 (the convolution unit steps by 1, 2 or 4)",
+        ),
         ({"stride": (2, 3)}, (6, 6, 3, 3), "stride is [2, 3], npu_v3_conv2d takes 1, 2, 4"),
         ({"groups": 2}, (6, 3, 3, 3), ""),
         ({"groups": 3}, (6, 2, 3, 3), "groups is 3, npu_v3_conv2d takes 1, 2, 4"),
