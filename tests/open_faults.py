@@ -1,0 +1,40 @@
+"""Tests that fail today, each with what is known of the cause. Shown as expected failures by every run; an entry goes when
+its fault is mended. (The test's name, and a reason.)"""
+
+from __future__ import annotations
+
+OPEN: dict[str, str] = {
+    "test_group_norm_on_channels_last[False]": "native_group_norm on channels-last input, through the CPU path",
+    "test_out[gelu]": "out= of a dtype that differs from the result's",
+    "test_out[isnan]": "isnan with out= of another dtype is accepted where PyTorch refuses it",
+    "test_numbers_beside_a_tensor[rsub]": "rsub of a bool tensor is accepted where PyTorch refuses it",
+    "test_numbers_beside_a_tensor[pow]": "bool tensor to the power of a bool gives int64 instead of bool",
+    "test_negative_index_is_refused[index_select]": "the SDK counts negative indices from the end, PyTorch refuses them",
+    "test_negative_index_is_refused[gather]": "the SDK counts negative indices from the end, PyTorch refuses them",
+    "test_negative_index_is_refused[embedding]": "the SDK counts negative indices from the end, PyTorch refuses them",
+    "test_row[native_batch_norm_backward-batch_norm_grad-float16]": "the recipe of the test does not know unwanted outputs",
+    "test_row[native_batch_norm_backward-batch_norm_grad-bfloat16]": "the recipe of the test does not know unwanted outputs",
+    "test_row[native_batch_norm_backward-batch_norm_grad-float32]": "the recipe of the test does not know unwanted outputs",
+    "test_row[native_layer_norm_backward-layer_norm_grad-float16]": "the recipe of the test does not know unwanted outputs",
+    "test_row[native_layer_norm_backward-layer_norm_grad-bfloat16]": "the recipe of the test does not know unwanted outputs",
+    "test_row[native_layer_norm_backward-layer_norm_grad-float32]": "the recipe of the test does not know unwanted outputs",
+    "test_quick[arange]": "the sweep does not hand factories a device",
+    "test_quick[full]": "the sweep does not hand factories a device",
+    "test_quick[linspace]": "the sweep does not hand factories a device",
+    "test_training_follows_the_cpu[adagrad]": "differs from the CPU beyond the tolerance; cause unknown",
+    "test_attention[plain-dtype1]": "half-precision attention differs from the CPU beyond the tolerance; cause unknown",
+    "test_attention[mask-dtype1]": "half-precision attention differs from the CPU beyond the tolerance; cause unknown",
+    "test_attention[bool_mask-dtype1]": "half-precision attention differs from the CPU beyond the tolerance; cause unknown",
+    "test_attention[causal-dtype1]": "half-precision attention differs from the CPU beyond the tolerance; cause unknown",
+    "test_attention[heads-dtype1]": "half-precision attention differs from the CPU beyond the tolerance; cause unknown",
+    "test_recurrent_layers[lstm]": "PyTorch calls _thnn_fused_lstm_cell, which neither chip nor CPU has",
+    "test_recurrent_layers[gru]": "PyTorch calls _thnn_fused_gru_cell, which neither chip nor CPU has",
+    "test_half_input_meets_single_weights": "PyTorch refuses a float32 bias beside half input before the engine is asked",
+    "test_norms_of_strided_half_tensors[dtype0-False]": "the test reads the gradient of a tensor that is not a leaf",
+    "test_norms_of_strided_half_tensors[dtype0-True]": "the test reads the gradient of a tensor that is not a leaf",
+    "test_norms_of_strided_half_tensors[dtype1-False]": "the test reads the gradient of a tensor that is not a leaf",
+    "test_norms_of_strided_half_tensors[dtype1-True]": "the test reads the gradient of a tensor that is not a leaf",
+    "test_explain_equals_what_runs[_amp_foreach_non_finite_check_and_unscale]": "explain and run differ for float64",
+    "test_saved_tensors_move_between_unlike_chips": "map_location between unlike chips",
+    "test_conditions_on_shapes_and_offsets": "a mapped operator with a composite form is taken apart, the test expects cpu",
+}
