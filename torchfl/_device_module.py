@@ -76,7 +76,9 @@ class DeviceModule(ModuleType):
             """Makes a device current inside a `with` block."""
 
             def __init__(self, device: Any) -> None:
-                self.idx = module._index(device)
+                # PyTorch's own code asks the module of the type for any device of it, another chip's too.
+                ours = isinstance(device, torch.device) and device.type == module._torch_type
+                self.idx = device.index if ours and device.index is not None else module._index(device)
                 self.prev_idx = -1
 
             def __enter__(self) -> Any:
@@ -352,7 +354,10 @@ def _register_locations(engine: ModuleType) -> None:
         return str(engine.label(storage.device.index)) if ours else None
 
     def restore(storage: Any, location: str) -> Any:
-        return storage.to(device=torch.device(location)) if location.partition(":")[0] in _modules else None
+        if location.partition(":")[0] not in _modules:
+            return None
+        here = torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
+        return here.to(torch.device(location)).untyped_storage()
 
     torch.serialization.register_package(19, tag, restore)  # before PyTorch's rules for accelerators, from 20 on
 

@@ -15,6 +15,8 @@ def overloads(op: str) -> list[tuple[str, str]]:
 
     name, _, overload = op.removeprefix("aten::").partition(".")
     bases = [base.removeprefix("aten::") for base in opnames.resolve(f"aten::{name}")]
+    if name.endswith("_") and hasattr(torch.ops.aten, name):
+        bases.insert(0, name)  # asked for in place: that form may be decided otherwise
     found = []
     for base in bases:
         packet = getattr(torch.ops.aten, base, None)

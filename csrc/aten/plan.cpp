@@ -225,7 +225,7 @@ void announce_elsewhere(const OpState& op, Plan& plan, const std::string& path, 
 }
 
 void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool announce) {
-  plan.kind = op.composite.has_value() ? Plan::Kind::composite : Plan::Kind::cpu;
+  plan.kind = op.taken_apart() ? Plan::Kind::composite : Plan::Kind::cpu;
   const std::string path = plan.kind == Plan::Kind::composite ? "composite" : "cpu";
   bool created = false;
   plan.counters = &stats::counters(plan.entry->label, op.display, path, path, reason, &created);
@@ -362,6 +362,10 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
           return elsewhere("the result has another shape than the tensor it is written to");
         }
         if (functional[i].dtype != output.shape.dtype) {
+          // Out forms that PyTorch generates copy into their argument and want its dtype; others convert.
+          TORCH_CHECK(!op.is_out[size_t(written)] || !op.handle.hasTag(at::Tag::generated),
+                      "Expected out tensor to have dtype ", functional[i].dtype, ", but got ", output.shape.dtype,
+                      " instead");
           TORCH_CHECK(c10::canCast(functional[i].dtype, output.shape.dtype), "result type ", functional[i].dtype,
                       " can't be cast to the desired output type ", output.shape.dtype);
           output.shape.dtype = functional[i].dtype;

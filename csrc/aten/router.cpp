@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "fast_route.h"
+#include "own_composites.h"
 #include "plan.h"
 #include "transfer.h"
 
@@ -16,6 +17,13 @@ namespace {
 
 // PyTorch gives the operators that only out-of-tree backends have a composite kernel which says that one is missing.
 bool is_stub(const std::string& base) { return base.find("_overrideable") != std::string::npos; }
+
+// Its functional form has a kernel that asks the backend for the out form. Others with a kernel of that name have no
+// kernel on the CPU either: they are taken apart for every backend.
+bool is_structured(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
+         op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
 
 bool ends_with(const std::string& text, char c) { return !text.empty() && text.back() == c; }
 
@@ -103,7 +111,8 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
     schema.overload = "default";
   }
 
-  pointwise = op.hasTag(at::Tag::pointwise) || (functional.has_value() && functional->hasTag(at::Tag::pointwise));
+  pointwise = op.hasTag(at::Tag::pointwise) || (functional.has_value() && functional->hasTag(at::Tag::pointwise)) ||
+              base == "aten::rsub";  // which PyTorch has forgotten to tag
   static const std::unordered_map<std::string, bool> kScaled = {{"aten::addmm", true},
                                                                 {"aten::baddbmm", true},
                                                                 {"aten::addmv", true},
@@ -114,8 +123,11 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
     scales.push_back(number && (pointwise || kScaled.count(base) != 0));
   }
   refresh_patched(*this);
+  if (written.empty()) own_composite = torchfl::own_composite(base);
   for (c10::DispatchKey key :
-       {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
+       {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd,
+        c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+    if (key == c10::DispatchKey::CompositeExplicitAutogradNonFunctional && is_structured(op)) continue;
     if (!is_stub(base) && op.hasKernelForDispatchKey(key)) {
       composite = key;
       break;
@@ -256,17 +268,11 @@ void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   if (plan.kind == Plan::Kind::error) TORCH_CHECK_NOT_IMPLEMENTED(false, plan.error);
   if (plan.kind == Plan::Kind::composite) {
     plan.counters->calls.fetch_add(1, std::memory_order_relaxed);
-    if (op.schema.name == "aten::native_layer_norm" || op.schema.name == "aten::native_group_norm") {
-      // PyTorch's own take views of a contiguous input, and promote it with the parameters; a norm keeps its dtype.
-      c10::IValue& input = (*stack)[stack->size() - op.arg_count];
-      const c10::ScalarType dtype = input.toTensor().scalar_type();
-      input = input.toTensor().contiguous();
+    if (op.own_composite != nullptr) {
+      op.own_composite->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+    } else {
       op.handle.callBoxedForDispatchKey(*op.composite, *stack);
-      c10::IValue& result = (*stack)[stack->size() - op.returns.size()];
-      result = result.toTensor().to(dtype);
-      return;
     }
-    op.handle.callBoxedForDispatchKey(*op.composite, *stack);
     return;
   }
   run_on_cpu(op, stack, *plan.counters, plan.device);
@@ -465,14 +471,15 @@ void register_routes() {
     auto handle = dispatcher.findSchema(name);
     if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
     const bool implicit = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-    const bool structured = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    const bool structured = is_structured(*handle);
     std::string base = name.name;
     bool mapped = false;
     for (const auto& chip : runtime::chips()) {
       mapped |= chip->routes.has(base) || (ends_with(base, '_') && chip->routes.has(base.substr(0, base.size() - 1)));
     }
     // Structured operators have a kernel that asks the backend for the out form: one detour less for every path.
-    if (implicit || !(structured || mapped || is_stub(base))) continue;
+    const bool own = own_composite(base) != nullptr;
+    if (implicit || !(structured || mapped || own || is_stub(base))) continue;
     OpState& state = op_state(*handle);
     if (state.is_view) continue;
     auto unboxed = fast_kernel(state);

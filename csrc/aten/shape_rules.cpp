@@ -186,6 +186,15 @@ std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle&
       return std::nullopt;
     }
   }
+  // Its shape function in Python promotes bools, which its kernels and its shape function in C++ do not.
+  if (base == "aten::pow" && out.size() == 1) {
+    at::native::ResultTypeState state{};
+    for (const c10::IValue& value : args.slice(0, 2)) {
+      state = value.isTensor() ? at::native::update_result_type_state(value.toTensor(), state)
+                               : at::native::update_result_type_state(value.toScalar(), state);
+    }
+    out[0].dtype = at::native::result_type(state);
+  }
   return out;
 }
 

@@ -198,10 +198,11 @@ def agree(
     strides: bool = False,
     dtype: torch.dtype | None = None,
     cpu_only: tuple[str, ...] = CPU_ONLY,
+    further: float = 0,
 ) -> None:
     """`program(device)` returns (nested) tensors, or raises: on the device as on the CPU. Which kind of error PyTorch's
     shape functions raise differs from its kernels', so any will do. `dtype`: what is computed in, if the results are of
-    a finer one."""
+    a finer one. `further`: an absolute error allowed beside the ulps."""
     right, got = outcome(program, "cpu"), outcome(program, DEVICE)
     if isinstance(right, Exception) and any(part in str(right) for part in cpu_only):
         return
@@ -216,6 +217,6 @@ def agree(
             assert mine.dtype == other.dtype, f"dtype {mine.dtype}, on the CPU {other.dtype}"
             if strides:
                 assert mine.stride() == other.stride(), f"strides {mine.stride()}, on the CPU {other.stride()}"
-            assert_equal_to_reference(mine, other, dtype or mine.dtype, ulps)
+            assert_equal_to_reference(mine, other, dtype or mine.dtype, ulps, further=further)
         else:
             assert mine == other

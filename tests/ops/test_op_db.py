@@ -267,7 +267,10 @@ def _call(op: OpInfo, sample: SampleInput, device: Any, dtype: torch.dtype | Non
     self, args, kwargs = _moved((sample.input, sample.args, sample.kwargs), device, dtype)
     if dtype is not None:
         kwargs = {k: dtype if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()}
-    leaves = [t for t in tree_leaves((self, args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    tensors = [t for t in tree_leaves((self, args, kwargs)) if isinstance(t, torch.Tensor)]
+    if not tensors:
+        kwargs = {**kwargs, "device": device}  # a factory
+    leaves = [t for t in tensors if t.requires_grad]
     torch.manual_seed(0)
     result = op(self, *args, **kwargs)
     return result, leaves

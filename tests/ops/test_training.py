@@ -39,7 +39,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
     "adamw_single": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=False),
     "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-3),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
 
@@ -159,7 +159,8 @@ def test_attention(form: str, dtype: torch.dtype) -> None:
         y.sum().backward()
         return y, q.grad, k.grad, v.grad
 
-    agree(program, ulps=1000 if dtype == torch.float32 else 60)
+    # The probabilities, and their gradient, are themselves rounded to half precision, and gradients cancel.
+    agree(program, ulps=1000 if dtype == torch.float32 else 60, further=0 if dtype == torch.float32 else 2e-3)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
@@ -215,7 +216,7 @@ def test_norms_of_strided_half_tensors(dtype: torch.dtype, affine: bool) -> None
         results = []
         for device, kind in (("cpu", torch.float32), (DEVICE, dtype)):
             layer = copy.deepcopy(norm).to(device)
-            a = x.to(device, kind).requires_grad_()
+            a = x.to(device, kind, copy=True).requires_grad_()
             y = layer(a.permute(dims))
             y.backward(g.to(device, kind).permute(dims))
             results.append((y.detach().float().cpu(), a.grad.float().cpu()))

@@ -135,8 +135,8 @@ NPU_API npu_status_t npu_v3_copy_nd(npu_stream_t stream, const npu_tensor_t *dst
 NPU_API npu_status_t npu_v3_fill_nd(npu_stream_t stream, const npu_tensor_t *dst, npu_scalar_t value);
 /* dst[i] = start + i*step, in double or, if both are integers, in int64; for a 1-D dst of any numeric dtype. */
 NPU_API npu_status_t npu_v3_iota(npu_stream_t stream, const npu_tensor_t *dst, npu_scalar_t start, npu_scalar_t step);
-/* dst = src rows taken along `dim` by a 1-D int32/int64 index tensor (negative counts from the end; out of range is
- * NPU_STATUS_EXECUTION_FAILED at the next synchronise). */
+/* dst = src rows taken along `dim` by a 1-D int32/int64 index tensor (0 to the size less one; out of range, as a
+ * negative one is, means NPU_STATUS_EXECUTION_FAILED at the next synchronise). */
 NPU_API npu_status_t npu_v3_index_select(npu_stream_t stream, const npu_tensor_t *dst, const npu_tensor_t *src,
                                          int32_t dim, const npu_tensor_t *index);
 /* dst[i][j] = src[index[i][j]][j] for dim 0, and so on; dst and index have one shape. */

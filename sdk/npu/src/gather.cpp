@@ -23,7 +23,7 @@ npu_status_t check_dim(const char* fn, int32_t dim, const View& src) {
   return fail(NPU_STATUS_INVALID_VALUE, "%s: dim is %d, expected 0 to %d", fn, dim, src.rank - 1);
 }
 
-// True when all of `index` lies in [-size, size); else tells the stream.
+// True when all of `index` lies in [0, size); else tells the stream.
 bool in_range(const char* fn, const View& index, int64_t size) {
   const View* views[1] = {&index};
   Loop loop;
@@ -34,7 +34,7 @@ bool in_range(const char* fn, const View& index, int64_t size) {
     const int64_t n = loop.n - at < kBlock ? loop.n - at : kBlock;
     const int64_t* v = static_cast<const int64_t*>(fetch(loop, operand, at, n, Compute::i64, &raw, &buffer));
     for (int64_t i = 0; i < n; i++) {
-      if (v[i] >= -size && v[i] < size) continue;
+      if (v[i] >= 0 && v[i] < size) continue;
       char text[160];
       std::snprintf(text, sizeof(text), "%s: index %lld at position %lld is out of range for size %lld", fn,
                     static_cast<long long>(v[i]), static_cast<long long>(at + i), static_cast<long long>(size));
@@ -48,12 +48,11 @@ bool in_range(const char* fn, const View& index, int64_t size) {
 // One element at dst + d*dst_step from src + i*src_step.
 template <class T>
 void gather_row(const View& index, int64_t index_at, int64_t index_step, int64_t n, const char* src_, int64_t src_step,
-                int64_t src_dim_step, int64_t size, char* dst_, int64_t dst_step) {
+                int64_t src_dim_step, char* dst_, int64_t dst_step) {
   const T* src = reinterpret_cast<const T*>(src_);
   T* dst = reinterpret_cast<T*>(dst_);
   for (int64_t j = 0; j < n; j++) {
-    int64_t i = read_index(index, index_at + j * index_step);
-    if (i < 0) i += size;
+    const int64_t i = read_index(index, index_at + j * index_step);
     dst[j * dst_step] = src[j * src_step + i * src_dim_step];
   }
 }
@@ -61,7 +60,7 @@ void gather_row(const View& index, int64_t index_at, int64_t index_step, int64_t
 void gather(const View& dst, const View& src, const View& index, int dim) {
   // Rows along the last dimension; in dimension `dim` of src the index says where, elsewhere the position does.
   const int last = dst.rank - 1;
-  const int64_t size = src.shape[dim], row = dst.shape[last], rows = dst.numel() / row;
+  const int64_t row = dst.shape[last], rows = dst.numel() / row;
   const int64_t item = static_cast<int64_t>(dtype_size(dst.dtype));
   parallel_for(rows, kGrain / row + 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; r++) {
@@ -78,7 +77,7 @@ void gather(const View& dst, const View& src, const View& index, int dim) {
                 : item == 2 ? gather_row<uint16_t>
                 : item == 4 ? gather_row<uint32_t>
                             : gather_row<uint64_t>;
-      f(index, i_at, index.stride[last], row, src.data + s_at * item, s_step, src.stride[dim], size,
+      f(index, i_at, index.stride[last], row, src.data + s_at * item, s_step, src.stride[dim],
         dst.data + d_at * item, dst.stride[last]);
     }
   });
@@ -98,8 +97,7 @@ void index_select(const Select& s) {
   parallel_for(n, kGrain / s.loop.n + 1, [&](int64_t begin, int64_t end, int) {
     Block buffer;
     for (int64_t k = begin; k < end; k++) {
-      int64_t i = read_index(s.index, k * step);
-      if (i < 0) i += s.size;
+      const int64_t i = read_index(s.index, k * step);
       Operand to = dst, from = src;
       to.data += k * s.dst_step * dst.size;
       from.data += i * s.src_step * src.size;
@@ -126,10 +124,7 @@ void index_add_rows(const View& dst, const View& index, const View& src) {
   // A stable counting sort: the sources of destination r are order[start[r]] to order[start[r + 1]].
   int64_t* start = static_cast<int64_t*>(scratch(0, kOrderSlot, static_cast<size_t>(rows + 1 + n) * sizeof(int64_t)));
   int64_t* order = start + rows + 1;
-  auto row_of = [&](int64_t i) {
-    const int64_t r = read_index(index, i * index.stride[0]);
-    return r < 0 ? r + rows : r;
-  };
+  auto row_of = [&](int64_t i) { return read_index(index, i * index.stride[0]); };
   for (int64_t r = 0; r <= rows; r++) start[r] = 0;
   for (int64_t i = 0; i < n; i++) start[row_of(i)]++;
   for (int64_t r = 0, sum = 0; r <= rows; r++) {
