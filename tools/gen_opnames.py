@@ -8,7 +8,8 @@ The file maps the bare name of each aten operator to
     "a": {argument name: type letters}   union over overloads; see TYPES; out arguments are left out
     "o": [overload names]                "" is the default overload
     "c": 1                               only if PyTorch always takes the operator apart before a backend sees it
-In-place variants (`add_`) are entries of their own.
+In-place variants (`add_`) are entries of their own. "uba::vadd" and so on are the chips' instructions
+(torchfl/compose/instructions.py), which have no overloads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from torchfl.compose.instructions import INSTRUCTIONS
 
 TARGET = Path(__file__).parent.parent / "torchfl" / "hcd" / "opnames.json"
 
@@ -66,6 +69,9 @@ def collect() -> dict[str, dict[str, Any]]:
         entry["o"] = sorted(set(entry["o"]))
         if composite.get(name):
             entry["c"] = 1
+    for name, instruction in INSTRUCTIONS.items():
+        schema = torch._C.parse_schema(f"uba::{instruction.schema}")
+        ops[f"uba::{name}"] = {"a": {arg.name: letter(arg.real_type) for arg in schema.arguments}, "o": [""]}
     return dict(sorted(ops.items()))
 
 

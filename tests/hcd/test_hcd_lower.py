@@ -69,7 +69,9 @@ def test_full():
     assert lowered["power"] == {"cap_mw": 15_000, "idle_mw": 800}
     assert lowered["overheads"]["launch_ps"] == 4_000_000
     assert lowered["overheads"]["host_to_device_bandwidth"] == 8 * 10**9
-    assert lowered["instructions"] == ["vadd", "vmul", "vexp", "reduce_sum"]
+    assert [(row["op"], row["kernel"]) for row in lowered["instructions"]] == [
+        ("uba::vadd", "vadd"), ("uba::vmul", "vmul"), ("uba::vexp", "vexp"), ("uba::reduce_sum", "reduce_sum")
+    ]  # fmt: skip
     assert lowered["fusions"][0]["ops"] == ["aten::conv2d", "aten::relu"]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from torchfl.hcd import opnames, terms
 from torchfl.hcd.diagnostics import Note, Report, did_you_mean, show
 from torchfl.hcd.extends import inherited_note
-from torchfl.hcd.model import Conditions, Hcd, Op, Predicate
+from torchfl.hcd.model import Conditions, Hcd, Instruction, Op, Predicate
 from torchfl.hcd.nodes import Map, Node, Scalar, Seq
 
 Loc = tuple[str | int, ...]
@@ -56,6 +56,10 @@ class _Check:
             if self.report.full:
                 return
             self._op(op, ("ops", i))
+        for i, instruction in enumerate(self.hcd.instructions or []):
+            if self.report.full:
+                return
+            self._instruction(instruction, ("instructions", i))
         for i, fusion in enumerate(self.hcd.fusions or []):
             at: Loc = ("fusions", i)
             for j, name in enumerate(fusion.ops):
@@ -222,6 +226,15 @@ class _Check:
             if path.kernel in seen and path.where is None and path.dtypes is None and path.layouts is None:
                 self._tell("HCD067", (*here, "kernel"), f"{show(path.kernel)} is already a path of {op.op}")
             seen[path.kernel] = i
+
+    def _instruction(self, entry: Instruction, at: Loc) -> None:
+        known = opnames.instructions()
+        if entry.op not in known:
+            hint = did_you_mean(entry.op, known) or "docs/instructions.md lists them"
+            self._tell("HCD068", (*at, "op"), f"there is no instruction {show(entry.op)}", hint)
+            return
+        self._conditions(entry, at, [f"{opnames.INSTRUCTION}::{entry.op}"])
+        self._kernel_name(entry.kernel, (*at, "kernel"), ("op",))
 
     def _kernel_name(self, kernel: str, loc: Loc, known: tuple[str, ...]) -> None:
         for match in _PLACEHOLDER.finditer(kernel):

@@ -217,6 +217,7 @@ CATALOGUE: dict[str, Entry] = {
         " it consists of.",
     ),
     "HCD067": _error("the same path twice", "Two paths of one entry name the same kernel; the second is unreachable."),
+    "HCD068": _error("unknown instruction", "The instruction set is fixed; docs/instructions.md lists it."),
     "HCD080": _warning(
         "legacy file without `hcd:`",
         "The file has the shape of the first origin document and is read as that document means it. Add `hcd: 1` and"

@@ -22,7 +22,7 @@ from torchfl.hcd.nodes import Map, Node, Scalar, Seq
 MAX_CHAIN = 16
 
 #: list -> the key that names its entries
-NAMED_LISTS = {"ops": "op", "fusions": "name", "paths": "kernel"}
+NAMED_LISTS = {"ops": "op", "instructions": "op", "fusions": "name", "paths": "kernel"}
 
 #: Below these keys a value may be written as a list or as a mapping, so the child's form replaces the parent's.
 _FREE_FORM = ("where", "dtypes")
@@ -87,7 +87,7 @@ class _Resolver:
     def _without_parent(self, root: Map) -> Map:
         """Complains about entries that delete, as there is nothing to delete from."""
         items = dict(root.items)
-        for name in ("ops", "fusions"):
+        for name in ("ops", "instructions", "fusions"):
             node = items.get(name)
             if isinstance(node, Seq):
                 empty = Seq(node.place, node.width, node.path)
@@ -95,13 +95,22 @@ class _Resolver:
         return root.with_items(items, root.keys)
 
     def _ungroup(self, root: Map) -> Map:
-        """An `ops` entry for several operators as one entry each, so that a child can override a single one."""
-        ops = root.items.get("ops")
-        if not isinstance(ops, Seq):
-            return root
+        """An entry for several operators or instructions as one entry each, so that a child can override a single one;
+        an instruction that is only named as an entry for the kernel of that name."""
+        items = dict(root.items)
+        for section in ("ops", "instructions"):
+            node = items.get(section)
+            if isinstance(node, Seq):
+                items[section] = self._ungroup_list(node, named=section == "instructions")
+        return root.with_items(items, root.keys)
+
+    def _ungroup_list(self, ops: Seq, named: bool) -> Seq:
         entries: list[Node] = []
         values = 0
         for entry in ops.items:
+            if named and isinstance(entry, Scalar) and isinstance(entry.value, str):
+                entries.append(Map(entry.place, entry.width, entry.path, {"op": entry}, {"op": entry}))
+                continue
             names = entry.items.get("op") if isinstance(entry, Map) else None
             if not isinstance(entry, Map) or not isinstance(names, Seq) or not names.items:
                 entries.append(entry)
@@ -112,7 +121,7 @@ class _Resolver:
                 self.report.add("HCD004", names.place, message, path=names.path)
                 break
             entries += [entry.with_items({**entry.items, "op": name}, entry.keys) for name in names.items]
-        return root.with_items({**root.items, "ops": Seq(ops.place, ops.width, ops.path, entries)}, root.keys)
+        return Seq(ops.place, ops.width, ops.path, entries)
 
     def _merge_maps(self, parent: Map, child: Map, under: str) -> Map:
         items, keys = dict(parent.items), dict(parent.keys)

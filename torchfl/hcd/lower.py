@@ -30,7 +30,7 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
         why         text, "" when not given             cost       see _cost; {} when not given
         path        index among the paths of the entry  file, line absolute path and line it was written at
     fusions                   like ops, with "name" and "ops" (names as written) instead of op, overload, declared, path
-    instructions              names
+    instructions              like ops: op is "uba::vadd", declared "vadd", overload None, path 0
     fallback                  {"default", "ops": {resolved operator: route}, "budget": {"calls", "bytes"}}
     autocast                  {"dtype", "lower_precision", "fp32", "promote"}; lists of names as written: autocast
                               acts where users call, before an operator is resolved
@@ -96,7 +96,7 @@ def lower(descriptor: Descriptor) -> dict[str, Any]:
         "attention": hcd.compute_units.attention.model_dump() if hcd.compute_units.attention else None,
         "ops": [row for i, op in enumerate(hcd.ops) for row in _op_rows(descriptor, op, i)],
         "fusions": [_fusion(descriptor, fusion, i) for i, fusion in enumerate(hcd.fusions or [])],
-        "instructions": list(hcd.instructions or []),
+        "instructions": [_instruction_row(descriptor, entry, i) for i, entry in enumerate(hcd.instructions or [])],
         "fallback": {
             "default": hcd.fallback.default,
             "ops": {target: route for name, route in hcd.fallback.ops.items() for target in opnames.resolve(name)},
@@ -149,6 +149,24 @@ def _op_rows(descriptor: Descriptor, op: model.Op, index: int) -> Iterable[dict[
                 "file": descriptor.resolve_file(descriptor.origins[at].file),
                 "line": descriptor.origins[at].line,
             }
+
+
+def _instruction_row(descriptor: Descriptor, entry: model.Instruction, index: int) -> dict[str, Any]:
+    target, at = f"{opnames.INSTRUCTION}::{entry.op}", f"instructions[{index}]"
+    return {
+        "op": target,
+        "overload": None,
+        "declared": entry.op,
+        "kernel": str(entry.kernel).replace("{op}", entry.op),
+        "dtypes": _dtypes(entry.dtypes, descriptor.model, opnames.arguments(target)),
+        "layouts": list(entry.layouts or []),
+        "where": _where(entry),
+        "why": entry.why or "",
+        "cost": _cost(entry.cost),
+        "path": 0,
+        "file": descriptor.resolve_file(descriptor.origins[at].file),
+        "line": descriptor.origins[at].line,
+    }
 
 
 def _fusion(descriptor: Descriptor, fusion: model.Fusion, index: int) -> dict[str, Any]:

@@ -248,6 +248,15 @@ class Op(Conditions):
     paths: Annotated[list[OpPath], _LIST] | None = None
 
 
+class Instruction(Conditions):
+    """A basic instruction that the chip has: its name alone, or with its kernel and conditions."""
+
+    op: f.Name = Field(
+        json_schema_extra={"type": ["string", "array"], "items": {"type": "string"}, "minItems": 1},
+    )
+    kernel: f.Kernel = "{op}"
+
+
 class Fusion(Conditions):
     """Operators that one kernel computes together when they follow each other."""
 
@@ -293,6 +302,12 @@ class Provenance(Section):
     notes: f.Text | None = None
 
 
+_Instruction = Annotated[
+    Instruction,
+    BeforeValidator(lambda v: {"op": v} if isinstance(v, str) else v, json_schema_input_type=Instruction | f.Name),
+]
+
+
 class Hcd(Section):
     """A whole descriptor."""
 
@@ -306,7 +321,7 @@ class Hcd(Section):
     constraints: Constraints = Field(default_factory=Constraints)
     power: Power | None = None
     ops: Annotated[list[Op], BeforeValidator(lambda v: _maybe_empty_list(v))] = Field(default_factory=list)
-    instructions: Annotated[list[f.Name], _LIST, _UNIQUE] | None = None
+    instructions: Annotated[list[_Instruction], _LIST] | None = None
     fusions: Annotated[list[Fusion], _LIST] | None = None
     fallback: Fallback = Field(default_factory=Fallback)
     overheads: Overheads | None = None

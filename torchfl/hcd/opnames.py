@@ -140,6 +140,10 @@ DERIVED: frozenset[str] = DERIVED_ALWAYS | {
 DERIVED_FLAGS = frozenset({"contiguous", "zero_dim"})
 
 
+#: The namespace of the instructions: `vadd` of a descriptor is uba::vadd.
+INSTRUCTION = "uba"
+
+
 class OpName(NamedTuple):
     """`namespace::base.overload`; overload is None when the name means all of them."""
 
@@ -179,7 +183,7 @@ def known(name: OpName) -> bool:
 
 def user_names() -> list[str]:
     """The bare aten names that a descriptor may use, for did-you-mean."""
-    return sorted({*table(), *_REACHES})
+    return sorted({*(name for name in table() if "::" not in name), *_REACHES})
 
 
 def overloads(base: str) -> list[str]:
@@ -233,12 +237,18 @@ def implied(name: str) -> tuple[tuple[str, int, str], ...]:
 
 
 def arguments(name: str) -> dict[str, str]:
-    """Argument name -> type letters (see tools/gen_opnames.py) of a resolved operator; {} outside aten."""
+    """Argument name -> type letters (see tools/gen_opnames.py) of an operator or instruction; {} of others."""
     parsed = parse(name)
-    if parsed is None or parsed.namespace != "aten":
+    if parsed is None or parsed.namespace not in ("aten", INSTRUCTION):
         return {}
-    found: dict[str, str] = table().get(parsed.base, {}).get("a", {})
+    key = parsed.base if parsed.namespace == "aten" else parsed.name
+    found: dict[str, str] = table().get(key, {}).get("a", {})
     return found
+
+
+def instructions() -> list[str]:
+    """The names of the instruction set."""
+    return [name.partition("::")[2] for name in table() if name.startswith(f"{INSTRUCTION}::")]
 
 
 def derived(name: str) -> frozenset[str]:

@@ -261,7 +261,7 @@ def _prune(node: Node, drop: set[Loc], at: Loc) -> Node | None:
 
 #: An entry of these lists with something wrong under these keys goes as a whole: without its kernel, say, it would only
 #: give rise to further complaints.
-_LISTS = ("ops", "fusions")
+_LISTS = ("ops", "instructions", "fusions")
 _VITAL: tuple[Loc, ...] = (("kernel",), ("paths",), ("op",), ("ops",), ("name",))
 
 

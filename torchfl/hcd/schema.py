@@ -16,7 +16,7 @@ SCHEMA_ID = "https://flagos.io/schemas/hcd-1.json"
 
 #: The models whose required keys a parent may give, by where they stand.
 _INHERITABLE = {"chip": "Chip", "tensor": "Tensor"}
-_ENTRIES = {"ops": "Op", "fusions": "Fusion", "paths": "OpPath"}
+_ENTRIES = {"ops": "Op", "instructions": "Instruction", "fusions": "Fusion", "paths": "OpPath"}
 
 
 def json_schema() -> dict[str, Any]:
