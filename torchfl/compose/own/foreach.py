@@ -1,0 +1,180 @@
+"""Operators over lists of tensors, and fused optimisers, as one program for the whole list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfl.compose.own._register import own
+from torchfl.compose.trace import OWN
+
+_aten = torch.ops.aten
+
+
+def _base(name: str, arguments: list[str]) -> Callable[..., Any] | None:
+    """What the operator does to one element of its lists."""
+    special: dict[str, Callable[..., Any]] = {
+        "zero": lambda x: torch.zeros_like(x),
+        "copy": lambda x, src, non_blocking=False: src.to(x.dtype),
+        "maximum": lambda x, o: torch.maximum(x, o) if isinstance(o, Tensor) else torch.clamp_min(x, o),
+        "minimum": lambda x, o: torch.minimum(x, o) if isinstance(o, Tensor) else torch.clamp_max(x, o),
+        "clamp_min": torch.clamp_min,
+        "clamp_max": torch.clamp_max,
+        "norm": lambda x, ord=2, dtype=None: torch.linalg.vector_norm(x, ord, dtype=dtype),
+        "max": torch.amax,
+        "clone": lambda x, memory_format=None: x.clone(),
+    }
+    return special.get(name) or getattr(torch, name, None)
+
+
+def _one_by_one(op: Any, name: str) -> Callable[..., Any]:
+    writes = name.endswith("_")
+    arguments = [a.name for a in op._schema.arguments]
+    types = [str(a.type) for a in op._schema.arguments]
+    f = _base(name.rstrip("_"), arguments)
+    assert f is not None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(arguments, args, strict=False)) | kwargs
+        count = len(args[0])
+        made = []
+        for i in range(count):
+            mine: list[Any] = []
+            named: dict[str, Any] = {}
+            for argument, kind in zip(arguments, types, strict=True):
+                if argument not in given:
+                    continue
+                x = given[argument]
+                if isinstance(x, (list, tuple)) or (isinstance(x, Tensor) and argument == "scalars"):
+                    x = x[i]
+                if (argument in ("alpha", "value", "scalars") and len(mine) > 2) or argument in ("alpha", "dtype"):
+                    named["alpha" if argument == "alpha" else "dtype" if argument == "dtype" else "value"] = x
+                elif argument not in ("non_blocking",):
+                    mine.append(x)
+                assert kind
+            made.append(f(*mine, **named))
+        if not writes:
+            return made
+        for target, source in zip(args[0], made, strict=True):
+            target.copy_(source)
+        return None
+
+    return run
+
+
+def _register() -> None:
+    for packet_name in dir(_aten):
+        if not packet_name.startswith("_foreach_"):
+            continue
+        name = packet_name.removeprefix("_foreach_")
+        packet = getattr(_aten, packet_name)
+        if _base(name.rstrip("_"), []) is None:
+            continue
+        for overload in packet.overloads():
+            if "out" in overload:
+                continue
+            op = getattr(packet, overload)
+            OWN[op] = _one_by_one(op, name)
+
+
+# dir() of the namespace lists only operators that were looked up; the whole list comes from the dispatcher.
+for _schema in torch._C._jit_get_all_schemas():
+    if _schema.name.startswith("aten::_foreach_"):
+        getattr(_aten, _schema.name.removeprefix("aten::"), None)
+_register()
+
+
+@own("_foreach_norm.Scalar")
+def foreach_norm(tensors: list[Tensor], ord: Any = 2, dtype: Any = None) -> list[Tensor]:
+    return [torch.linalg.vector_norm(x, ord, dtype=dtype) for x in tensors]
+
+
+def _find_inf(grads: list[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> list[Tensor]:
+    return grads if grad_scale is None else [g / grad_scale for g in grads]
+
+
+def _keep(found_inf: Tensor | None, target: Tensor, new: Tensor) -> None:
+    """Writes unless a gradient was found to be infinite."""
+    target.copy_(new if found_inf is None else torch.where(found_inf == 1, target, new))
+
+
+def _adam(decoupled: bool) -> Callable[..., None]:
+    def run(params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+            max_exp_avg_sqs: list[Tensor], state_steps: list[Tensor], *, lr: Any, beta1: Any, beta2: Any,
+            weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool, grad_scale: Tensor | None = None,
+            found_inf: Tensor | None = None) -> None:  # fmt: skip
+        for i, p in enumerate(params):
+            wide = torch.float32 if p.dtype.itemsize == 2 else p.dtype
+            g = grads[i].to(wide)
+            if grad_scale is not None:
+                g = g / grad_scale
+                _keep(found_inf, grads[i], g.to(grads[i].dtype))
+            g = -g if maximize else g
+            x, m, v = (t.to(wide) for t in (p, exp_avgs[i], exp_avg_sqs[i]))
+            x, g = (x * (1 - lr * weight_decay), g) if decoupled else (x, g + x * weight_decay)
+            m = m + (g - m) * (1 - beta1)
+            v = v * beta2 + (g * g) * (1 - beta2)
+            step = state_steps[i].to(wide)
+            correction1 = 1 - torch.pow(torch.full_like(step, 1.0) * beta1, step)
+            correction2 = 1 - torch.pow(torch.full_like(step, 1.0) * beta2, step)
+            if amsgrad:
+                top = torch.maximum(max_exp_avg_sqs[i].to(wide), v)
+                _keep(found_inf, max_exp_avg_sqs[i], top.to(p.dtype))
+            else:
+                top = v
+            denominator = torch.sqrt(top) / torch.sqrt(correction2) + eps
+            _keep(found_inf, p, (x - (lr / correction1) * m / denominator).to(p.dtype))
+            _keep(found_inf, exp_avgs[i], m.to(p.dtype))
+            _keep(found_inf, exp_avg_sqs[i], v.to(p.dtype))
+
+    return run
+
+
+own("_fused_adam_", "_fused_adam_.tensor_lr")(_adam(decoupled=False))
+own("_fused_adamw_", "_fused_adamw_.tensor_lr")(_adam(decoupled=True))
+
+
+@own("_fused_sgd_", "_fused_sgd_.tensor_lr")
+def fused_sgd(params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], *, weight_decay: Any, momentum: Any,
+              lr: Any, dampening: Any, nesterov: bool, maximize: bool, is_first_step: bool,
+              grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:  # fmt: skip
+    for i, p in enumerate(params):
+        wide = torch.float32 if p.dtype.itemsize == 2 else p.dtype
+        g = grads[i].to(wide)
+        if grad_scale is not None:
+            g = g / grad_scale
+            _keep(found_inf, grads[i], g.to(grads[i].dtype))
+        g = -g if maximize else g
+        x = p.to(wide)
+        g = g + x * weight_decay
+        if buffers:
+            b = g if is_first_step else buffers[i].to(wide) * momentum + g * (1 - dampening)
+            _keep(found_inf, buffers[i], b.to(p.dtype))
+            g = g + b * momentum if nesterov else b
+        _keep(found_inf, p, (x - g * lr).to(p.dtype))
+
+
+@own("_amp_foreach_non_finite_check_and_unscale_")
+def unscale(tensors: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    found: Tensor | None = None
+    for t in tensors:
+        bad = torch.logical_not(torch.all(torch.abs(t) < float("inf")))
+        found = bad if found is None else torch.logical_or(found, bad)
+        t.copy_((t.to(torch.float32) * inv_scale if t.dtype.itemsize == 2 else t * inv_scale).to(t.dtype))
+    if found is not None:
+        found_inf.copy_(torch.where(found, torch.ones_like(found_inf), found_inf))
+
+
+@own("_amp_update_scale_")
+def update_scale(scale: Tensor, tracker: Tensor, found_inf: Tensor, growth: Any, backoff: Any, interval: int) -> Tensor:
+    bad = found_inf != 0
+    successes = tracker + 1
+    full = successes == interval
+    grown = torch.where(full, scale * growth, scale)
+    grown = torch.where(torch.abs(grown) < float("inf"), grown, scale)
+    scale.copy_(torch.where(bad, scale * backoff, grown))
+    tracker.copy_(torch.where(bad | full, torch.zeros_like(tracker), successes))
+    return scale
