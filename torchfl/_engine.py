@@ -41,6 +41,7 @@ class LoadedChip:
 
 _descriptors: dict[str, hcd.Descriptor] = {}  # by device type, in the order they were read
 _loaded: dict[str, LoadedChip] = {}
+_lowered: dict[str, dict[str, Any]] = {}  # by device type
 
 
 def load_hcd(path: str | Path) -> hcd.Descriptor:
@@ -211,7 +212,7 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hcd.Descriptor) -> LoadedChip:
     import torch
 
-    from torchfl import _device_module  # needs torch, which reading a descriptor must not import
+    from torchfl import _compose, _device_module  # need torch, which reading a descriptor must not import
 
     c = engine()
     device_type = lowered["device_type"]
@@ -246,6 +247,9 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
     if first_chip:
         torch.utils.rename_privateuse1_backend(device_type)
         _autocast.install(c, descriptor)
+    if lowered["instructions"] and not _lowered:
+        _compose.install(c, _lowered)
+    _lowered[device_type] = lowered
     _device_module.register(c, chip, lowered, is_first=first_chip)
     torch._C._has_torch_fl = True
     _loaded[device_type] = chip

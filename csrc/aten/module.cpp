@@ -9,6 +9,7 @@
 #include "autocast.h"
 #include "device_names.h"
 #include "hooks.h"
+#include "module.h"
 #include "router.h"
 #include "transfer.h"
 
@@ -136,7 +137,9 @@ Chip chip_from(const py::dict& lowered) {
     attention.beyond_is_error = get<std::string>(row, "beyond", "error") == "error";
     chip.attention = attention;
   }
-  for (py::handle row : lowered["ops"].cast<py::list>()) chip.ops.push_back(op_path_from(row.cast<py::dict>()));
+  for (const char* section : {"ops", "instructions"}) {
+    for (py::handle row : lowered[section].cast<py::list>()) chip.ops.push_back(op_path_from(row.cast<py::dict>()));
+  }
   const auto fallback = lowered["fallback"].cast<py::dict>();
   chip.fallback_default = get<std::string>(fallback, "default", "compose");
   chip.fallback_ops = get<std::map<std::string, std::string>>(fallback, "ops", {});
@@ -254,6 +257,7 @@ py::dict explain_call(const std::string& op_name, const std::string& overload, c
   out["target"] = why.target;
   out["reason"] = why.reason;
   out["transforms"] = why.transforms;
+  out["steps"] = why.steps;
   py::list attempts;
   for (const Attempt& attempt : why.attempts) {
     py::dict row;
@@ -311,6 +315,7 @@ py::list memory_snapshot(int index) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  define_composer(m);
   static auto* load_error = new py::exception<Error>(m, "LoadError", PyExc_RuntimeError);
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {

@@ -42,10 +42,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(Maybe grad_hy,
   const at::Tensor &i = parts[0], &f = parts[1], &g = parts[2], &o = parts[3];
   const at::Tensor activated = cy.tanh(), grad = or_zeros(grad_hy, cx);
   const at::Tensor grad_c = or_zeros(grad_cy, cx) + at::tanh_backward(grad * o, activated);
-  const at::Tensor grad_gates =
-      at::cat({at::sigmoid_backward(grad_c * g, i), at::sigmoid_backward(grad_c * cx, f),
-               at::tanh_backward(grad_c * i, g), at::sigmoid_backward(grad * activated, o)},
-              1);
+  const at::Tensor grad_gates = at::cat({at::sigmoid_backward(grad_c * g, i), at::sigmoid_backward(grad_c * cx, f),
+                                         at::tanh_backward(grad_c * i, g), at::sigmoid_backward(grad * activated, o)},
+                                        1);
   return {grad_gates, grad_c * f, has_bias ? grad_gates.sum(0) : at::Tensor()};
 }
 
@@ -87,18 +86,17 @@ Norm layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape, Maybe weight
   return result;
 }
 
-Norm group_norm(const at::Tensor& input, Maybe weight, Maybe bias, c10::SymInt n, c10::SymInt channels, c10::SymInt area,
-                int64_t groups, double eps) {
+Norm group_norm(const at::Tensor& input, Maybe weight, Maybe bias, c10::SymInt n, c10::SymInt channels,
+                c10::SymInt area, int64_t groups, double eps) {
   static const auto theirs =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_group_norm", "").typed<decltype(group_norm)>();
   Norm result = theirs.redispatch(kComposite, input.contiguous(), weight, bias, n, channels, area, groups, eps);
-  std::get<0>(result) =
-      std::get<0>(result).to(input.options(), false, false, input.suggest_memory_format());
+  std::get<0>(result) = std::get<0>(result).to(input.options(), false, false, input.suggest_memory_format());
   return result;
 }
 
-// PyTorch wants the bias of a convolution in the dtype of the input, before it asks a backend; here input and parameters
-// may differ, as for a linear layer. Above autograd, so that the gradient finds its way back to the bias.
+// PyTorch wants the bias of a convolution in the dtype of the input, before it asks a backend; here input and
+// parameters may differ, as for a linear layer. Above autograd, so that the gradient finds its way back to the bias.
 void same_dtype_bias(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t base = stack->size() - op.schema().arguments().size();
   const at::Tensor& input = (*stack)[base].toTensor();

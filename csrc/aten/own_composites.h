@@ -1,4 +1,5 @@
-// own_composites.h: operators that this backend takes apart itself, where PyTorch has no composite kernel or an unfit one.
+// own_composites.h: operators that this backend takes apart itself, where PyTorch has no composite kernel or an unfit
+// one.
 //
 // Contract: a chip that maps such an operator runs it; for every other call the kernel here stands in PyTorch's
 // composite's place: its parts are routed one by one, and it is counted and explained as "composite".

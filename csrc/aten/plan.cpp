@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "aten_handlers.h"
+#include "composer.h"
 #include "transfer.h"
 
 namespace torchfl {
@@ -232,6 +233,32 @@ void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool annou
   if (announce) announce_elsewhere(op, plan, path, reason, created);
 }
 
+// A program in the place of the kernel that is missing. Its attempt stands before those of the paths behind it.
+bool compose_here(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, const std::string& reason,
+                  bool announce, BuiltPlan& built) {
+  Plan& plan = *built.plan;
+  Decision& decision = built.decision;
+  if (!can_compose() || signature.host_tensors || !plan.entry->chip->routes.may_compose(op.schema)) return false;
+  std::string why;
+  const bool composed = compose_plan(op, args, signature, built, &why);
+  auto behind = std::find_if(decision.attempts.begin(), decision.attempts.end(),
+                             [](const Attempt& attempt) { return attempt.path > Path::composed; });
+  if (composed) behind = decision.attempts.erase(behind, decision.attempts.end());
+  decision.attempts.insert(behind, {Path::composed, "program", composed, why, "", 0});
+  if (!composed || !built.resize.empty() || built.again) return composed;
+  decision.path = Path::composed;
+  bool created = false;
+  plan.counters = &stats::counters(plan.entry->label, op.display, "composed", "program", reason, &created);
+  if (announce) {
+    if (created) stats::log(0, op.display + " on " + plan.entry->label + " is composed: " + reason);
+    if (stats::debug_lines()) {
+      std::fprintf(stderr, "[SME] Composing %s of %zu steps (%s)\n", op.display.c_str(), plan.program->step_count(),
+                   reason.c_str());
+    }
+  }
+  return true;
+}
+
 // Has every tensor that is only read copied into row-major order, and every result written in it.
 template <class Prepare>
 void pack_tensors(const OpState& op, Plan& plan, const Prepare& prepare_at) {
@@ -273,7 +300,7 @@ bool shares_memory_kind(const OpState& op, at::ArrayRef<c10::IValue> args) {
 }  // namespace
 
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack) {
+                     const Refused& refused, bool announce, bool pack, bool compose) {
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;
@@ -287,6 +314,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
     decision.path = Path::cpu;
     decision.reason = reason;
+    if (compose && compose_here(op, args, signature, reason, announce, built)) return std::move(built);
     go_elsewhere(op, plan, reason, announce);
     return std::move(built);
   };

@@ -5,6 +5,7 @@
 #pragma once
 #include <memory>
 
+#include "program.h"
 #include "shape_rules.h"
 #include "signature.h"
 
@@ -13,7 +14,7 @@ namespace torchfl {
 struct AtenHandler;
 
 struct Plan {
-  enum class Kind { kernel, handler, cpu, composite, error };
+  enum class Kind { kernel, handler, composed, cpu, composite, error };
   Kind kind = Kind::cpu;
   c10::SmallVector<uint64_t, 48> key;
   int device = 0;
@@ -52,12 +53,14 @@ struct Plan {
     bool through_temporary = false;  // the kernel cannot write there directly: a copy follows
   };
   std::vector<Output> outputs;
-  int prepared = 0;          // number of prepared_tensor patches
-  bool packed = false;       // every tensor was made contiguous, after the kernel refused it as it was
-  bool may_overlap = false;  // written and read arguments may share memory: look before running
-  std::string error;         // for Kind::error
-  bool fast = false;         // may run without boxing: see fast_route.cpp
-  int32_t output_dtype = 0;  // of outputs[0], as the ABI names it
+  int prepared = 0;                       // number of prepared_tensor patches
+  bool packed = false;                    // every tensor was made contiguous, after the kernel refused it as it was
+  bool may_overlap = false;               // written and read arguments may share memory: look before running
+  std::string error;                      // for Kind::error
+  std::unique_ptr<BoundProgram> program;  // for Kind::composed
+  std::vector<at::Tensor> constants;      // of the program, on the device
+  bool fast = false;                      // may run without boxing: see fast_route.cpp
+  int32_t output_dtype = 0;               // of outputs[0], as the ABI names it
 };
 
 // Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time.
@@ -68,9 +71,10 @@ struct BuiltPlan {
   Decision decision;
   // out= arguments that must be resized before the call can be decided: position and size. `plan` is empty then.
   std::vector<std::pair<int, c10::SmallVector<int64_t, 6>>> resize;
+  bool again = false;  // the operator's signature has grown (OpState::baked): read it again
 };
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack = false);
+                     const Refused& refused, bool announce, bool pack = false, bool compose = true);
 
 // The calling thread's plan for a signature, or NULL. It stays valid until the thread makes another call.
 const Plan* find_plan(const Signature& signature);

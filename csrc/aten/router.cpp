@@ -6,6 +6,7 @@
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
 
+#include "composer.h"
 #include "fast_route.h"
 #include "own_composites.h"
 #include "plan.h"
@@ -121,12 +122,13 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
   for (const c10::Argument& arg : s.arguments()) {
     const bool number = arg.type()->kind() == c10::TypeKind::NumberType;
     scales.push_back(number && (pointwise || kScaled.count(base) != 0));
+    defaults.push_back(arg.default_value().value_or(c10::IValue()));
   }
+  baked.assign(scales.size(), 0);
   refresh_patched(*this);
   if (written.empty()) own_composite = torchfl::own_composite(base);
-  for (c10::DispatchKey key :
-       {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd,
-        c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+  for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd,
+                               c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
     if (key == c10::DispatchKey::CompositeExplicitAutogradNonFunctional && is_structured(op)) continue;
     if (!is_stub(base) && op.hasKernelForDispatchKey(key)) {
       composite = key;
@@ -137,6 +139,10 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
 
 void refresh_patched(OpState& op) {
   op.patched = op.scales;
+  for (size_t i = 0; i < op.baked.size(); i++) {
+    if (op.baked[i] != 0 && op.patched[i] != 0)
+      op.patched[i] = uint8_t(op.baked[i] == 1 ? OpState::by_value : OpState::by_default);
+  }
   op.offset_matters = false;
   for (const auto& chip : runtime::chips()) op.offset_matters |= chip->routes.depends_on(op.schema.name, "offset");
   // Whether an exponent is allowed depends on its sign.
@@ -284,6 +290,17 @@ const Plan* find_plan(const Signature& signature) { return t_plans.find(signatur
 
 void forget_plans() { g_version.fetch_add(1); }
 
+namespace {
+// A kernel of the program refused this very call: the next path, from now on.
+void run_without_program(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, uint64_t hash,
+                         int device, torch::jit::Stack* stack) {
+  const std::string refusal = take_sdk_message().text;
+  stats::log(1, op.display + " on " + runtime::label(device) + ": a kernel of its program refused: " + refusal);
+  BuiltPlan built = build_plan(op, args, signature, device, {}, true, /*pack=*/false, /*compose=*/false);
+  run_elsewhere(*t_plans.put(hash, std::move(built.plan)), op, stack);
+}
+}  // namespace
+
 void route(OpState& op, torch::jit::Stack* stack) {
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
   Signature signature;
@@ -299,6 +316,10 @@ void route(OpState& op, torch::jit::Stack* stack) {
   Plan* plan = t_plans.find(hash, signature);
   if (C10_LIKELY(plan != nullptr && plan->run != nullptr)) {
     if (C10_LIKELY(run_plan(*plan, op, stack))) return;
+  } else if (plan != nullptr && plan->kind == Plan::Kind::composed) {
+    if (run_composed(*plan, op, stack)) return;
+    run_without_program(op, args, signature, hash, device, stack);
+    return;
   } else if (plan != nullptr && plan->kind != Plan::Kind::handler) {
     run_elsewhere(*plan, op, stack);
     return;
@@ -327,6 +348,11 @@ void route(OpState& op, torch::jit::Stack* stack) {
       refused.emplace_back(again.row, refusal.empty() ? "the kernel said that it does not support this call" : refusal);
     }
     BuiltPlan built = build_plan(op, args, signature, device, refused, true);
+    if (built.again) {
+      forget_plans();
+      route(op, stack);
+      return;
+    }
     if (!built.resize.empty()) {
       for (const auto& [position, sizes] : built.resize) {
         at::native::resize_output(args[size_t(position)].toTensor(), sizes);  // warns as PyTorch does
@@ -335,6 +361,10 @@ void route(OpState& op, torch::jit::Stack* stack) {
       return;
     }
     plan = t_plans.put(hash, std::move(built.plan));
+    if (plan->kind == Plan::Kind::composed) {
+      if (!run_composed(*plan, op, stack)) run_without_program(op, args, signature, hash, device, stack);
+      return;
+    }
     if (plan->kind != Plan::Kind::kernel && plan->kind != Plan::Kind::handler) break;
     if (run_plan(*plan, op, stack)) return;
     refusal = take_sdk_message().text;
@@ -382,6 +412,7 @@ Explanation explain(OpState& op, torch::jit::Stack stack, int index) {
   Signature signature;
   read_signature(op, stack, signature);
   BuiltPlan built = build_plan(op, stack, signature, index, {}, false);
+  if (built.again) return explain(op, std::move(stack), index);
   TORCH_CHECK_VALUE(built.resize.empty(), op.display,
                     ": out= has another shape than the result; explain it with one that fits");
   Explanation out;
@@ -390,6 +421,10 @@ Explanation explain(OpState& op, torch::jit::Stack stack, int index) {
   out.path = built.plan->kind == Plan::Kind::composite ? "composite" : path_name(built.decision.path);
   out.target =
       built.decision.row != nullptr && built.decision.path == Path::native ? built.decision.row->kernel : out.path;
+  if (built.plan->kind == Plan::Kind::composed) {
+    out.target = "program";
+    out.steps = built.plan->program->kernels();
+  }
   out.reason = built.decision.reason;
   out.attempts = built.decision.attempts;
   for (const Plan::Patch& patch : built.plan->patches) {

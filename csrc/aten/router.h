@@ -28,14 +28,19 @@ struct OpState {
   std::vector<int> hidden_writes;  // written too, though the schema is silent (batch norm's running statistics)
   std::vector<int> returns;        // for each return: the written argument it is, or -1 for a new value
   std::vector<uint8_t> scales;     // by position: a number that only scales values, whatever it is
-  std::vector<uint8_t> patched;    // ... and that no descriptor's condition looks at: no part of the signature
-  std::vector<bool> is_out;        // by position
-  bool offset_matters = false;     // a descriptor's condition looks at storage offsets
+  enum : uint8_t { by_value = 0, by_kind = 1, by_default = 2 };
+  // ... and what of it a signature holds: all, where a descriptor's condition or a program depends on it; its kind; its
+  // kind, and whether it is the default.
+  std::vector<uint8_t> patched;
+  std::vector<uint8_t> baked;  // by position: a program depends on the number: 1, on its value; 2, if it is default
+  std::vector<c10::IValue> defaults;              // by position
+  std::vector<bool> is_out;                       // by position
+  bool offset_matters = false;                    // a descriptor's condition looks at storage offsets
   std::optional<c10::OperatorHandle> functional;  // the form without written arguments, itself if it is that
   bool pointwise = false;
   bool is_view = false;
   bool writes(int position) const;
-  std::optional<c10::DispatchKey> composite;  // where a composite kernel of PyTorch's lives
+  std::optional<c10::DispatchKey> composite;           // where a composite kernel of PyTorch's lives
   const c10::KernelFunction* own_composite = nullptr;  // or ours, which goes first
   bool taken_apart() const { return own_composite != nullptr || composite.has_value(); }
 };
@@ -59,6 +64,7 @@ struct Explanation {
   std::string op, path, target, reason, device;
   std::vector<Attempt> attempts;
   std::vector<std::string> transforms;
+  std::vector<std::string> steps;  // of a program: kernels
 };
 Explanation explain(OpState& op, torch::jit::Stack stack, int index);
 

@@ -160,6 +160,8 @@ int deciding_argument(const std::string& base) {
 
 }  // namespace
 
+c10::IValue meta_value(const c10::IValue& value) { return as_meta(value); }
+
 std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle& op, const std::string& base,
                                                       at::ArrayRef<c10::IValue> args) {
   auto rule = rules().find(base);

@@ -21,6 +21,9 @@ struct OutputShape {
 std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle& op, const std::string& base,
                                                       at::ArrayRef<c10::IValue> args);
 
+// The value with meta tensors in the place of ours: sizes, strides and dtypes, no memory.
+c10::IValue meta_value(const c10::IValue& value);
+
 // The dtype that a mixed call computes in: for elementwise operators by PyTorch's promotion; for convolution, linear
 // and normalisation that of the input (weights follow). Undefined: the operator mixes no dtypes.
 c10::ScalarType compute_dtype(const OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType functional_result);

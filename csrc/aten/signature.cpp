@@ -97,6 +97,10 @@ void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature
   out.words.push_back(signature_head(op));
   for (size_t i = 0; i < args.size(); i++) {
     const c10::IValue& value = args[i];
+    if (op.patched[i] == OpState::by_default && value == op.defaults[i]) {
+      out.words.push_back(kDefault);
+      continue;
+    }
     if (op.patched[i] && !value.isTensor()) {
       // Only what kind of number it is matters: promotion looks at that.
       out.words.push_back(value.isDouble() ? kDouble

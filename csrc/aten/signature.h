@@ -23,7 +23,20 @@ struct Signature {
   }
 };
 
-enum : uint64_t { kNone = 1, kTensor, kUndefined, kNumber, kHostTensor, kInt, kDouble, kBool, kList, kString, kOther };
+enum : uint64_t {
+  kNone = 1,
+  kTensor,
+  kUndefined,
+  kNumber,
+  kHostTensor,
+  kInt,
+  kDouble,
+  kBool,
+  kList,
+  kString,
+  kOther,
+  kDefault
+};
 
 // One tensor's words.
 void read_signature_tensor(const OpState& op, const at::Tensor& tensor, Signature& out);

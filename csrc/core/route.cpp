@@ -293,18 +293,12 @@ void take(Decision* decision, Path path, const std::string& target) {
   decision->attempts.push_back({path, target, true, "", "", 0});
 }
 
-// What runs instead, once no kernel of the chip does.
-void fall_back(const Chip& chip, const OpSchema& schema, bool unsupported_dtype, Decision* decision) {
-  auto own = chip.fallback_ops.find(schema.name + "." + schema.overload);
-  if (own == chip.fallback_ops.end()) own = chip.fallback_ops.find(schema.name);
-  const bool has_own = own != chip.fallback_ops.end();
-  const std::string& choice = has_own ? own->second : chip.fallback_default;
+// What runs instead, once no kernel of the chip does (a program may come first: that is the caller's to try).
+void fall_back(const Chip& chip, const std::string& choice, bool has_own, bool unsupported_dtype, Decision* decision) {
   if (choice == "error" || (!has_own && unsupported_dtype && chip.on_unsupported_dtype == "error")) {
     return take(decision, Path::error, "error");
   }
-  if (choice == "compose") {
-    decision->attempts.push_back({Path::composed, "compose", false, "no composer for this operator", "", 0});
-  } else if (choice != "cpu" && !choice.empty()) {
+  if (choice != "compose" && choice != "cpu" && !choice.empty()) {
     decision->attempts.push_back(
         {Path::custom, choice, false, "nothing is registered under the name " + choice, "", 0});
   }
@@ -330,8 +324,19 @@ const char* path_name(Path path) {
 }
 
 RouteTable::RouteTable(const Chip& chip) : chip_(chip) {
-  for (const OpPath& row : chip.ops) rows_[row.op].push_back(&row);
+  for (const OpPath& row : chip.ops) {
+    rows_[row.op].push_back(&row);
+    instructions_ |= row.op.compare(0, 5, "uba::") == 0;
+  }
 }
+
+const std::string& RouteTable::fallback_of(const OpSchema& schema) const {
+  auto own = chip_.fallback_ops.find(schema.name + "." + schema.overload);
+  if (own == chip_.fallback_ops.end()) own = chip_.fallback_ops.find(schema.name);
+  return own == chip_.fallback_ops.end() ? chip_.fallback_default : own->second;
+}
+
+bool RouteTable::may_compose(const OpSchema& schema) const { return instructions_ && fallback_of(schema) == "compose"; }
 
 bool RouteTable::depends_on(const std::string& op, const std::string& arg_name) const {
   auto found = rows_.find(op);
@@ -349,6 +354,8 @@ bool RouteTable::depends_on(const std::string& op, const std::string& arg_name) 
 Decision RouteTable::decide(const Query& query) const {
   const CallView& call = query.call;
   const std::string& chip_name = chip_.device_type.empty() ? chip_.name : chip_.device_type;
+  const std::string& choice = fallback_of(*call.schema);
+  const bool own_choice = &choice != &chip_.fallback_default;
   Decision decision;
   const std::string beyond = beyond_attention(chip_, call);
   if (!beyond.empty()) {
@@ -357,7 +364,7 @@ Decision RouteTable::decide(const Query& query) const {
     if (chip_.attention->beyond_is_error) {
       take(&decision, Path::error, "error");
     } else {
-      fall_back(chip_, *call.schema, false, &decision);
+      fall_back(chip_, choice, own_choice, false, &decision);
     }
     return decision;
   }
@@ -365,7 +372,8 @@ Decision RouteTable::decide(const Query& query) const {
   auto rows = rows_.find(call.schema->name);
   if (rows == rows_.end()) {
     decision.reason = chip_name + " has no kernel for " + call.schema->name;
-    fall_back(chip_, *call.schema, false, &decision);
+    decision.attempts.push_back({Path::native, chip_name, false, decision.reason, "", 0});
+    fall_back(chip_, choice, own_choice, false, &decision);
     return decision;
   }
 
@@ -382,7 +390,7 @@ Decision RouteTable::decide(const Query& query) const {
     }
   }
   if (fits.empty()) {
-    fall_back(chip_, *call.schema, furthest == kDtype, &decision);
+    fall_back(chip_, choice, own_choice, furthest == kDtype, &decision);
     return decision;
   }
 

@@ -66,6 +66,9 @@ class RouteTable {
   bool has(const std::string& op) const { return rows_.count(op) != 0; }
   // Names of scalar arguments whose VALUE decisions of this operator depend on (conditions name them).
   bool depends_on(const std::string& op, const std::string& arg_name) const;
+  // Whether a call of this operator without a kernel may be composed: the descriptor says so, and has instructions.
+  bool may_compose(const OpSchema& schema) const;
+  bool has_instructions() const { return instructions_; }
   // `available(kernel)` tells whether the adapter has it. `skip` rows (that refused at run time) are passed over,
   // with `skip_reason` as reason.
   struct Query {
@@ -78,7 +81,9 @@ class RouteTable {
 
  private:
   const Chip& chip_;
+  const std::string& fallback_of(const OpSchema& schema) const;
   std::unordered_map<std::string, std::vector<const OpPath*>> rows_;
+  bool instructions_ = false;
 };
 
 // Derived quantities that conditions may name (M, N, K, batch, kernel_size, channels, in_channels, out_channels, heads,

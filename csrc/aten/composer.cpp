@@ -1,0 +1,272 @@
+// composer.cpp: see composer.h.
+#include "composer.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/MemoryOverlap.h>
+
+#include <mutex>
+
+#include "hooks.h"
+#include "transfer.h"
+
+namespace torchfl {
+namespace {
+
+ComposeFunction g_compose = nullptr;
+
+// Programs by signature. When it is full everything goes: dynamic shapes must not grow it without bound.
+class ProgramCache {
+ public:
+  std::shared_ptr<const Composed> find(const std::string& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = programs_.find(key);
+    return found == programs_.end() ? nullptr : found->second;
+  }
+  void put(const std::string& key, std::shared_ptr<const Composed> composed) {
+    constexpr size_t kMost = 8192;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (programs_.size() >= kMost) programs_.clear();
+    programs_[key] = std::move(composed);
+  }
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    programs_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<const Composed>> programs_;
+};
+
+ProgramCache& cache() {
+  static auto* programs = new ProgramCache();
+  return *programs;
+}
+
+const at::Tensor& tensor_of(const c10::IValue& value, int element) {
+  return element < 0 ? value.toTensor() : value.toListRef()[size_t(element)].toTensor();
+}
+
+const OpSchema* schema_of(const std::string& op, const std::string& overload) {
+  auto handle = c10::Dispatcher::singleton().findSchema({op, overload});
+  return handle.has_value() ? &op_state(*handle).schema : nullptr;
+}
+
+// What PyTorch checks before it writes to an argument. False: it is an `out` that must be resized first.
+bool fits(const OpState& op, at::ArrayRef<c10::IValue> args, int position, const BoundProgram::Output& result,
+          BuiltPlan& built) {
+  const at::Tensor& target = args[size_t(position)].toTensor();
+  const c10::IntArrayRef sizes(result.sizes);
+  if (target.sizes() != sizes) {
+    TORCH_CHECK(op.is_out[size_t(position)], "output with shape ", target.sizes(),
+                " doesn't match the broadcast shape ", sizes);
+    built.resize.emplace_back(position, c10::SmallVector<int64_t, 6>(sizes.begin(), sizes.end()));
+    return false;
+  }
+  const c10::ScalarType dtype = *from_uba_dtype(result.dtype);
+  TORCH_CHECK(c10::canCast(dtype, target.scalar_type()), "result type ", dtype,
+              " can't be cast to the desired output type ", target.scalar_type());
+  TORCH_CHECK(dtype == target.scalar_type() || !op.is_out[size_t(position)] || !op.handle.hasTag(at::Tag::generated),
+              "Expected out tensor to have dtype ", dtype, ", but got ", target.scalar_type(), " instead");
+  at::assert_no_internal_overlap(target);
+  return true;
+}
+
+}  // namespace
+
+void set_compose_function(ComposeFunction function) { g_compose = function; }
+bool can_compose() { return g_compose != nullptr; }
+void forget_programs() { cache().clear(); }
+
+bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, BuiltPlan& built,
+                  std::string* why) {
+  if (!op.functional.has_value() && std::any_of(op.is_out.begin(), op.is_out.end(), [](bool out) { return out; })) {
+    *why = "it has no functional form";
+    return false;
+  }
+  Plan& plan = *built.plan;
+  const std::string key(reinterpret_cast<const char*>(signature.words.data()),
+                        signature.words.size() * sizeof(signature.words[0]));
+  const std::string full_key = key + char('0' + plan.device);
+  std::shared_ptr<const Composed> composed = cache().find(full_key);
+  if (composed == nullptr) {
+    std::vector<c10::IValue> functional_args;
+    for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
+    composed = std::make_shared<const Composed>(
+        g_compose(op.functional.has_value() ? *op.functional : op.handle, functional_args, plan.device));
+    cache().put(full_key, composed);
+  }
+  if (composed->program == nullptr) {
+    *why = composed->why;
+    return false;
+  }
+  const Program& program = *composed->program;
+  for (const auto& [k, element] : program.baked) {
+    const size_t position = size_t(op.kernel_args[size_t(k)]);
+    if (op.patched[position] == OpState::by_value) continue;
+    const bool at_default = element < 0 && args[position] == op.defaults[position];
+    if (at_default && op.patched[position] == OpState::by_default) continue;
+    // From now on this number is part of the signature.
+    op.baked[position] = at_default ? 2 : 1;
+    op.patched[position] = uint8_t(at_default ? OpState::by_default : OpState::by_value);
+    built.again = true;
+  }
+  if (built.again) return true;
+
+  const ChipEntry& chip = *plan.entry->chip;
+  std::vector<bool> misaligned;
+  for (const Program::Input& input : program.inputs) {
+    const at::Tensor& tensor = tensor_of(args[size_t(op.kernel_args[size_t(input.arg)])], input.element);
+    const bool ours = tensor.device().type() == kDevice;
+    misaligned.push_back(ours && uint64_t(tensor.storage_offset()) * tensor.itemsize() % chip.chip.alignment != 0);
+  }
+  BindContext context;
+  context.routes = &chip.routes;
+  context.adapter = chip.adapter.get();
+  context.alignment = chip.chip.alignment;
+  context.misaligned = &misaligned;
+  context.schema = &schema_of;
+  auto bound = BoundProgram::bind(composed->program, context, why);
+  if (bound == nullptr) return false;
+
+  size_t tensors = 0;
+  bool list = false;
+  for (const c10::Argument& result : op.handle.schema().returns()) {
+    list |= result.type()->kind() == c10::TypeKind::ListType;
+    tensors++;
+  }
+  if (!list && !op.returns.empty() && bound->result_of().size() != tensors) {
+    *why = "its program gives " + std::to_string(bound->result_of().size()) + " results, the operator " +
+           std::to_string(tensors);
+    return false;
+  }
+  if (!op.written.empty() && op.functional.has_value()) {
+    for (size_t i = 0; i < op.returns.size(); i++) {
+      if (op.returns[i] < 0 || bound->result_of()[i] < 0) continue;
+      fits(op, args, op.returns[i], bound->outputs()[size_t(bound->result_of()[i])], built);
+    }
+    if (!built.resize.empty()) return true;
+  }
+  for (const at::Tensor& constant : composed->constants)
+    plan.constants.push_back(constant.numel() == 0 ? constant : to_device(constant.clone(), plan.device));
+  plan.kind = Plan::Kind::composed;
+  plan.program = std::move(bound);
+  return true;
+}
+
+bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
+  const size_t base = stack->size() - op.arg_count;
+  DeviceEntry& entry = runtime::device(plan.device);
+  Timer timer(*plan.counters, plan.device);
+  BoundProgram& bound = *plan.program;
+  const Program& program = bound.program();
+  auto arg = [&](int k) -> const c10::IValue& { return (*stack)[base + size_t(op.kernel_args[size_t(k)])]; };
+
+  c10::SmallVector<BoundProgram::Address, 16> inputs;
+  std::vector<at::Tensor> brought;  // numbers that came as CPU tensors
+  auto add_input = [&](const at::Tensor& tensor) {
+    inputs.push_back(
+        {const_cast<void*>(tensor.storage().data()), uint64_t(tensor.storage_offset()) * tensor.itemsize()});
+  };
+  for (const Program::Input& input : program.inputs) {
+    const at::Tensor& tensor = tensor_of(arg(input.arg), input.element);
+    if (C10_LIKELY(tensor.device().type() == kDevice)) {
+      add_input(tensor);
+    } else {
+      brought.push_back(to_device(tensor.clone(), plan.device));
+      add_input(brought.back());
+    }
+  }
+  for (const at::Tensor& constant : plan.constants) {
+    if (constant.device().type() == kDevice) {
+      add_input(constant);
+    } else {
+      inputs.push_back({});
+    }
+  }
+  if (op.pointwise) {
+    for (int written : op.written) {
+      const c10::IValue& target = (*stack)[base + size_t(written)];
+      if (!target.isTensor()) continue;
+      for (const Program::Input& input : program.inputs) {
+        if (op.kernel_args[size_t(input.arg)] == written || input.element >= 0) continue;
+        const at::Tensor& read = arg(input.arg).toTensor();
+        if (read.device().type() == kDevice) at::assert_no_partial_overlap(target.toTensor(), read);
+      }
+    }
+  }
+
+  c10::SmallVector<at::Tensor, 4> results;
+  c10::SmallVector<BoundProgram::Address, 4> outputs;
+  for (const BoundProgram::Output& output : bound.outputs()) {
+    results.push_back(empty_on(plan.device, *from_uba_dtype(output.dtype), output.sizes, output.strides));
+    outputs.push_back({const_cast<void*>(results.back().storage().data()), 0});
+  }
+  at::Tensor scratch;
+  if (bound.scratch_bytes() > 0)
+    scratch = empty_contiguous_on(plan.device, c10::kByte, {int64_t(bound.scratch_bytes())});
+
+  thread_local std::vector<Number> numbers;
+  if (!program.numbers.empty()) {
+    evaluate_numbers(
+        program,
+        [&](int k, int element) {
+          c10::Scalar number;
+          if (element < 0) {
+            number = arg(k).toScalar();
+          } else {
+            number = arg(k).toListRef()[size_t(element)].toScalar();
+          }
+          return number.isFloatingPoint() ? Number::of(number.toDouble())
+                                          : Number::of(number.isBoolean() ? int64_t(number.toBool()) : number.toLong());
+        },
+        numbers);
+  }
+  BoundProgram::Run run;
+  run.device = entry.device.get();
+  run.stream = runtime::current_stream(plan.device);
+  run.inputs = inputs.data();
+  run.outputs = outputs.data();
+  run.scratch = scratch.defined() ? const_cast<void*>(scratch.storage().data()) : nullptr;
+  run.numbers = numbers.data();
+  if (program.random > 0) {
+    at::Generator generator = default_host_generator(plan.device);
+    for (size_t i = 0; i < op.arg_count; i++) {
+      if ((*stack)[base + i].isGenerator()) generator = host_generator((*stack)[base + i].toGenerator());
+    }
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    run.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  }
+  if (!guarded([&] { return bound.run(run); })) {
+    TORCH_CHECK(!bound.writes_inputs(), op.display, " on ", entry.label,
+                ": a kernel refused in the middle of a program "
+                "that changes its arguments: ",
+                take_sdk_message().text);
+    plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+
+  torch::jit::Stack returned;
+  const auto& returns = op.handle.schema().returns();
+  if (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType) {
+    c10::List<at::Tensor> list;
+    for (int index : bound.result_of()) list.push_back(index < 0 ? at::Tensor() : results[size_t(index)]);
+    returned.emplace_back(std::move(list));
+  } else {
+    for (size_t i = 0; i < op.returns.size(); i++) {
+      const int index = i < bound.result_of().size() ? bound.result_of()[i] : -1;
+      if (op.returns[i] < 0) {
+        returned.emplace_back(index < 0 ? at::Tensor() : results[size_t(index)]);
+        continue;
+      }
+      const at::Tensor target = (*stack)[base + size_t(op.returns[i])].toTensor();
+      if (index >= 0 && op.functional.has_value()) copy_tensor(target, results[size_t(index)], true);
+      returned.emplace_back(target);
+    }
+  }
+  torch::jit::drop(*stack, op.arg_count);
+  for (c10::IValue& value : returned) stack->push_back(std::move(value));
+  return true;
+}
+
+}  // namespace torchfl

@@ -1,0 +1,9 @@
+// module.h: the parts that torchfl._C is put together from, each in the file of what it exposes.
+#pragma once
+#include <torch/extension.h>
+
+namespace torchfl {
+
+void define_composer(pybind11::module_& m);  // composer_python.cpp
+
+}  // namespace torchfl

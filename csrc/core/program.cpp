@@ -1,0 +1,160 @@
+// program.cpp: see program.h. Numbers, and the run of a bound program.
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include "error.h"
+
+namespace torchfl {
+
+int64_t ProgramValue::extent() const {
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); d++) {
+    if (sizes[d] == 0) return 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return last + 1;
+}
+
+std::optional<NumberExpr::Op> NumberExpr::op_from_name(const std::string& name) {
+  static const std::unordered_map<std::string, Op> names = {
+      {"arg", Op::arg}, {"literal", Op::literal}, {"add", Op::add},           {"sub", Op::sub},
+      {"mul", Op::mul}, {"div", Op::div},         {"floordiv", Op::floordiv}, {"mod", Op::mod},
+      {"pow", Op::pow}, {"neg", Op::neg},         {"abs", Op::abs},           {"max", Op::max},
+      {"min", Op::min}, {"sqrt", Op::sqrt},       {"exp", Op::exp},           {"log", Op::log}};
+  auto found = names.find(name);
+  return found == names.end() ? std::nullopt : std::optional<Op>(found->second);
+}
+
+namespace {
+
+// As Python's operators: integers stay integers, and wrap instead of growing.
+Number combine(NumberExpr::Op op, const Number& a, const Number& b) {
+  using Op = NumberExpr::Op;
+  const bool whole = a.integer && b.integer;
+  auto wrapped = [](uint64_t value) { return Number::of(int64_t(value)); };
+  switch (op) {
+    case Op::add:
+      return whole ? wrapped(uint64_t(a.i) + uint64_t(b.i)) : Number::of(a.real() + b.real());
+    case Op::sub:
+      return whole ? wrapped(uint64_t(a.i) - uint64_t(b.i)) : Number::of(a.real() - b.real());
+    case Op::mul:
+      return whole ? wrapped(uint64_t(a.i) * uint64_t(b.i)) : Number::of(a.real() * b.real());
+    case Op::div:
+      return Number::of(a.real() / b.real());
+    case Op::floordiv:
+      if (whole && b.i != 0 && b.i != -1) return Number::of(a.i / b.i - (a.i % b.i != 0 && (a.i < 0) != (b.i < 0)));
+      if (whole && b.i == -1) return wrapped(0 - uint64_t(a.i));
+      return Number::of(std::floor(a.real() / b.real()));
+    case Op::mod: {
+      if (whole && b.i != 0) {
+        const int64_t rest = b.i == -1 ? 0 : a.i % b.i;
+        return Number::of(rest != 0 && (rest < 0) != (b.i < 0) ? rest + b.i : rest);
+      }
+      const double rest = std::fmod(a.real(), b.real());
+      return Number::of(rest != 0 && (rest < 0) != (b.real() < 0) ? rest + b.real() : rest);
+    }
+    case Op::pow:
+      if (whole && b.i >= 0) {
+        uint64_t result = 1, base = uint64_t(a.i);
+        for (uint64_t n = uint64_t(b.i); n != 0; n >>= 1, base *= base) result *= n & 1 ? base : 1;
+        return wrapped(result);
+      }
+      return Number::of(std::pow(a.real(), b.real()));
+    case Op::max:
+      return b.real() > a.real() ? b : a;
+    case Op::min:
+      return b.real() < a.real() ? b : a;
+    case Op::neg:
+      return a.integer ? wrapped(0 - uint64_t(a.i)) : Number::of(-a.d);
+    case Op::abs:
+      return a.integer ? (a.i < 0 ? wrapped(0 - uint64_t(a.i)) : a) : Number::of(std::fabs(a.d));
+    case Op::sqrt:
+      return Number::of(std::sqrt(a.real()));
+    case Op::exp:
+      return Number::of(std::exp(a.real()));
+    case Op::log:
+      return Number::of(std::log(a.real()));
+    case Op::to_int:
+      return a.integer ? a : Number::of(int64_t(a.d));
+    case Op::to_float:
+      return Number::of(a.real());
+    case Op::arg:
+    case Op::literal:
+      break;
+  }
+  return a;
+}
+
+}  // namespace
+
+void evaluate_numbers(const Program& program, const std::function<Number(int, int)>& argument,
+                      std::vector<Number>& out) {
+  out.clear();
+  out.reserve(program.numbers.size());
+  for (const NumberExpr& n : program.numbers) {
+    if (n.op == NumberExpr::Op::arg) {
+      out.push_back(argument(n.args[0], n.args[1]));
+    } else if (n.op == NumberExpr::Op::literal) {
+      out.push_back(n.literal);
+    } else {
+      const Number& a = out[size_t(n.args[0])];
+      out.push_back(combine(n.op, a, n.args.size() > 1 ? out[size_t(n.args[1])] : a));
+    }
+  }
+}
+
+std::vector<std::string> BoundProgram::kernels() const {
+  std::vector<std::string> names;
+  for (const Step& step : steps_) names.push_back(step.kernel != nullptr ? step.kernel : "copy_nd");
+  return names;
+}
+
+bool BoundProgram::run(const Run& run) {
+  for (Step& step : steps_) {
+    for (const Place& place : step.places) {
+      const Storage& storage = storages_[size_t(place.storage)];
+      uba_tensor& tensor = step.tensors[size_t(place.tensor)];
+      if (storage.kind == Storage::scratch) {
+        tensor.data = run.scratch;
+        tensor.byte_offset = storage.offset + place.bytes;
+      } else {
+        const Address& address = (storage.kind == Storage::input ? run.inputs : run.outputs)[size_t(storage.index)];
+        tensor.data = address.data;
+        tensor.byte_offset = address.byte_offset + place.bytes;
+      }
+    }
+    for (const OpenNumber& open : step.numbers) {
+      uba_value& value = step.values[size_t(open.value)];
+      value.kind = UBA_INT;
+      if (open.kind == ProgramArg::Kind::seed) {
+        value.v.i = int64_t(run.seed);
+      } else if (open.kind == ProgramArg::Kind::counter) {
+        value.v.i = int64_t(run.counter + uint64_t(open.i));
+      } else if (const Number& number = run.numbers[size_t(open.i)]; number.integer) {
+        value.v.i = number.i;
+      } else {
+        value.kind = UBA_DOUBLE;
+        value.v.d = number.d;
+      }
+    }
+    if (step.kernel == nullptr) {
+      if (!run.device->copy_nd(run.stream, step.tensors[1], step.tensors[0])) return false;
+      continue;
+    }
+    uba_call call;
+    call.header = UBA_HEADER(uba_call);
+    call.op = step.op.c_str();
+    call.args = step.values.data();
+    call.outputs = step.tensors.data() + (step.tensors.size() - size_t(step.output_count));
+    call.arg_count = int32_t(step.values.size());
+    call.output_count = step.output_count;
+    call.stream = run.stream;
+    if (run.device->run(step.run, call, step.tag, step.kernel) != UBA_OK) return false;
+  }
+  return true;
+}
+
+}  // namespace torchfl

@@ -1,0 +1,102 @@
+"""Between the engine and the composer: a chip as the composer sees it, and programs as the engine reads them.
+
+Contract: `install` is called once, when the first chip is loaded. The engine calls `_compose` under the GIL, once for a
+signature that has no kernel; whatever goes wrong there is a reason to take the next path, never an error of the user's
+call. torchfl.compose is imported at the first such call, not before.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchfl.hcd import terms
+
+
+class ChipTarget:
+    """What one chip can run, in the composer's terms (torchfl.compose.recorder.Target)."""
+
+    def __init__(self, engine: ModuleType, index: int, lowered: dict[str, Any]) -> None:
+        self._engine = engine
+        self._index = index
+        self.max_rank: int = lowered["max_rank"] or 64
+        self._ops = {row["op"] for row in lowered["ops"]}
+        self._chip_dtypes = set(lowered["dtypes"])
+        #: instruction -> for each row, dtypes by argument
+        self._instructions: dict[str, list[dict[str, set[str]]]] = {}
+        for row in lowered["instructions"]:
+            name = row["op"].partition("::")[2]
+            self._instructions.setdefault(name, []).append({a: set(d) for a, d in row["dtypes"].items()})
+        # The host has a copy for every chip, by the adapter's copy_nd.
+        self._instructions.setdefault("copy_nd", [{"*": set(terms.DTYPES)}])
+        self._asked: dict[Any, bool] = {}
+
+    def native(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+        """Whether a kernel of the chip takes the call as it is: without conversion of a dtype."""
+        name = op._schema.name
+        if name not in self._ops:
+            return False
+        overload = op._schema.overload_name
+        try:
+            answer = self._engine.explain(name, overload, tuple(args), dict(kwargs), self._index)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return False
+        return bool(answer["path"] == "native" and not answer["transforms"])
+
+    def instruction(self, name: str, dtypes: tuple[torch.dtype, ...]) -> bool:
+        """Whether the chip has the instruction for operands of `dtypes`; for vcast: source and result."""
+        key = (name, dtypes)
+        if key not in self._asked:
+            names = [str(d).removeprefix("torch.") for d in dtypes]
+            if name == "vcast":
+                self._asked[key] = names[-1] in self._chip_dtypes and self._takes(name, names[0])
+            else:
+                self._asked[key] = all(self._takes(name, n) for n in names)
+        return self._asked[key]
+
+    def _takes(self, name: str, dtype: str) -> bool:
+        return any(dtype in row["*"] for row in self._instructions.get(name, ()))
+
+
+@functools.cache
+def _schemas() -> Any:
+    from torchfl.compose import instructions
+
+    return instructions.register_library()
+
+
+def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
+    """Have `engine` compose; `lowered_of`: device type of each loaded chip -> its descriptor, lowered."""
+    targets: dict[int, ChipTarget] = {}
+
+    def _compose(name: str, overload: str, args: list[Any], index: int) -> str | tuple[dict[str, Any], list[Any]]:
+        from torchfl.compose import trace
+
+        if index not in targets:
+            device_type = engine.label(index).partition(":")[0]
+            targets[index] = ChipTarget(engine, index, lowered_of[device_type])
+        packet = getattr(torch.ops.aten, name.partition("::")[2])
+        op = getattr(packet, overload or "default")
+        plain = [i for i, a in enumerate(op._schema.arguments) if not a.kwarg_only]
+        kwargs = {a.name: args[i] for i, a in enumerate(op._schema.arguments) if a.kwarg_only}
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                program = trace.compose(op, [args[i] for i in plain], kwargs, targets[index])
+            except trace.NotComposable as reason:
+                return str(reason)
+            constants = []
+            for constant in program.constants:
+                value = program.values[constant.value]
+                dtype = getattr(torch, value.dtype)
+                constants.append((constant.value, torch.tensor(constant.data, dtype=dtype).reshape(value.sizes)))
+        return program.to_dict(), constants
+
+    _schemas()
+    engine.set_composer(_compose)
+
+
+__all__ = ["ChipTarget", "install"]
