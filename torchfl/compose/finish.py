@@ -271,9 +271,11 @@ def _generic(program: Program) -> str:
         if v.base not in inputs or v.sizes != shape or v.offset or v.dtype != base.dtype:
             return ""
         lead = len(shape) - len(base.sizes)
-        want = [0] * lead + [0 if n == 1 and m != 1 else s
-                             for n, m, s in zip(base.sizes, shape[lead:], base.strides, strict=True)]  # fmt: skip
-        if lead < 0 or v.strides != want:
+        if lead < 0:
+            return ""
+        own = zip(base.sizes, shape[lead:], base.strides, strict=True)
+        want = [0] * lead + [0 if n == 1 and m != 1 else s for n, m, s in own]
+        if v.strides != want:
             return ""
     for step in program.steps:  # a smaller operand must have been broadcast
         if any(values[i].sizes != shape for i in reads(step)):

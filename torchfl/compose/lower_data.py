@@ -314,6 +314,11 @@ def cat(rec: Recorder, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     return made
 
 
+@lower("copy")
+def copy(rec: Recorder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
+    return rec.copy(cast(rec, src, x.dtype).expand(x.shape))
+
+
 @lower("flip", "prims.rev")
 def flip(rec: Recorder, x: Tensor, dims: Sequence[int]) -> Any:
     where = [d for d in (dims_of(x, dims) if dims else []) if x.shape[d] != 1]
@@ -539,7 +544,8 @@ lower("scalar_tensor", "prims.scalar_tensor")(
     lambda rec, value, dtype=None, **_: _filled(rec, (), value, dtype or torch.scalar_tensor(value_of(value)).dtype)
 )
 lower("full_like")(lambda rec, x, value, dtype=None, **_: _filled(rec, x.shape, value, dtype or x.dtype))
-lower("zeros_like", "_efficientzerotensor")(lambda rec, x, dtype=None, **_: _filled(rec, x.shape, 0, dtype or x.dtype))
+lower("_efficientzerotensor")(lambda rec, sizes, dtype=None, **_: _filled(rec, sizes, 0, _default(dtype)))
+lower("zeros_like")(lambda rec, x, dtype=None, **_: _filled(rec, x.shape, 0, dtype or x.dtype))
 lower("ones_like")(lambda rec, x, dtype=None, **_: _filled(rec, x.shape, 1, dtype or x.dtype))
 lower("new_zeros")(lambda rec, x, sizes, dtype=None, **_: _filled(rec, sizes, 0, dtype or x.dtype))
 lower("new_ones")(lambda rec, x, sizes, dtype=None, **_: _filled(rec, sizes, 1, dtype or x.dtype))
@@ -597,6 +603,8 @@ def normal(rec: Recorder, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def integers(rec: Recorder, sizes: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
     bits = vec(rec, "vremainder", random_bits(rec, sizes), high - low)
+    if dtype.is_complex:
+        raise NotComposable("random complex integers")
     return cast(rec, vec(rec, "vadd", bits, low) if low else bits, dtype)
 
 

@@ -67,7 +67,7 @@ def strides_of(*operands: Any) -> Any:
     tensors = [x for x in operands if isinstance(x, Tensor)]
     if all(t.is_contiguous() for t in tensors):
         return None
-    if len(tensors) == 1 and torch._prims_common.is_non_overlapping_and_dense(tensors[0]):
+    if len(tensors) == 1 and torch._prims_common.is_non_overlapping_and_dense_or_false(tensors[0]):
         return tensors[0].stride()
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
     strides = torch._prims_common.compute_elementwise_output_strides(*(t.expand(shape) for t in tensors))

@@ -37,7 +37,6 @@ class Target(Protocol):
 
 
 _MAX_CONSTANT = 1 << 16
-_MAX_DEPTH = 24
 _MAX_STEPS = 20000
 _VECTOR_FAMILIES = {f for f in (i.family for i in INSTRUCTIONS.values()) if f.startswith("vector")}
 _VECTOR_FAMILIES |= {"compare", "select", "cast", "copy"}
@@ -67,7 +66,7 @@ class Recorder(TorchDispatchMode):
         self.fixed: set[int] = set()  # inputs and constants
         self.base_of: dict[int, int] = {}
         self.alive: list[Tensor] = []
-        self.depth = 0
+        self.inside: list[Any] = []  # the operators whose decompositions are being run
         self.trying: list[str] = []  # instructions that others are standing in for
         self._views: dict[Any, int] = {}
         self._done: dict[Any, list[int | None]] = {}

@@ -20,14 +20,12 @@ from torchfl.compose.finish import finish
 from torchfl.compose.lower_pointwise import LOWER
 from torchfl.compose.numbers import is_open, value_of
 from torchfl.compose.program import Program
-from torchfl.compose.recorder import _MAX_DEPTH, NotComposable, Recorder, Target, dtype_name
+from torchfl.compose.recorder import NotComposable, Recorder, Target, dtype_name
 from torchfl.compose.vector import cast
 
 __all__ = ["NotComposable", "Target", "compose"]
 
 _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
-_EXPLICIT_NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
-_META = torch._C.DispatchKey.Meta
 _HALVES = (torch.float16, torch.bfloat16)
 
 OWN: dict[Any, Any] = {}
@@ -64,7 +62,7 @@ _METADATA = _overloads(
     "squeeze_ squeeze_.dim squeeze_.dims unsqueeze_ transpose_ t_ swapaxes_ swapdims_ as_strided_ detach_"
 )
 _IGNORED = _overloads("_linalg_check_errors _assert_async _assert_async.msg record_stream _assert_scalar")
-_SKIP_META_DECOMP = _overloads("_fft_r2c _fft_c2c _fft_c2r")
+_SECRET_WRITERS = _overloads("native_batch_norm miopen_batch_norm cudnn_batch_norm")  # their schemas do not tell
 _schemas: dict[Any, _Schema] = {}
 
 
@@ -95,7 +93,7 @@ class Tracer(Recorder):
         info = schema_of(op)
         if info.view or info.metadata:
             return self._view(op, args, kwargs)
-        if info.writes and not root:
+        if info.writes:
             return self._in_place(op, info, args, kwargs)
         if op in _IGNORED:
             return None
@@ -114,12 +112,12 @@ class Tracer(Recorder):
             return _prim_view(op, args, kwargs)
         if op is torch.ops.aten._unsafe_view.default:
             op = torch.ops.aten.view.default
-        try:
-            return op(*args, **kwargs)
-        except RuntimeError as error:
-            if op is torch.ops.aten.view.default and "view" in str(error):
-                return self.copy(args[0]).view(args[1])
-            raise
+        made = op(*args, **kwargs)
+        first = made[0] if isinstance(made, (list, tuple)) and made else made
+        if isinstance(first, Tensor) and first.device.type == "meta" and not self.known(first):
+            with self:
+                return op.decompose(*args, **kwargs)  # reshape and kin copy where no view will do
+        return made
 
     def native(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A step that a kernel of the chip runs."""
@@ -186,14 +184,14 @@ class Tracer(Recorder):
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     def _decompose(self, op: Any, info: _Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if self.depth > _MAX_DEPTH:
-            raise NotComposable(f"{op} decomposes without end")
         if not any(isinstance(a, Tensor) and a.device.type == "meta" for a in _leaves([*args, *kwargs.values()])):
             device = kwargs.get("device")
             if "device" in info.names and device is not None and torch.device(device).type != "meta":
                 return op(*args, **kwargs)  # on the CPU: a constant, should anyone read it
         decomposition = OWN.get(op) or decomposition_table.get(op)
-        self.depth += 1
+        if self.inside.count(op) >= 2:  # its decompositions lead back to it
+            raise NotComposable(f"{_name(op)} ({_dtypes(args, kwargs)}) has neither instruction nor decomposition")
+        self.inside.append(op)
         try:
             if decomposition is not None:
                 with self:
@@ -203,14 +201,17 @@ class Tracer(Recorder):
             if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
                 with self:
                     return op.decompose(*args, **kwargs)
-            for key in (_EXPLICIT, _EXPLICIT_NON_FUNCTIONAL):
-                if op.has_kernel_for_dispatch_key(key):
-                    with self:
-                        return op._op_dk(key, *args, **kwargs)
+            if op.has_kernel_for_dispatch_key(_EXPLICIT):
+                with self:
+                    return op._op_dk(_EXPLICIT, *args, **kwargs)
         finally:
-            self.depth -= 1
-        dtypes = sorted({dtype_name(a.dtype) for a in _leaves([*args, *kwargs.values()]) if isinstance(a, Tensor)})
-        raise NotComposable(f"{_name(op)} ({', '.join(dtypes)}) has neither instruction nor decomposition")
+            self.inside.pop()
+        raise NotComposable(f"{_name(op)} ({_dtypes(args, kwargs)}) has neither instruction nor decomposition")
+
+
+def _dtypes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    tensors = [a for a in _leaves([*args, *kwargs.values()]) if isinstance(a, Tensor)]
+    return ", ".join(sorted({dtype_name(t.dtype) for t in tensors}))
 
 
 def _name(op: Any) -> str:
@@ -343,7 +344,7 @@ def _trace(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Targ
         for i, tensor in enumerate(given):
             now = tracer.base(tensor)
             if now != tracer.program.inputs[i].value:
-                if not schema_of(op).writes:
+                if not schema_of(op).writes and op not in _SECRET_WRITERS:
                     raise NotComposable(f"{_name(op)} would write into its argument")
                 tracer.program.writes.append((now, i))
     tracer.program.outputs = outputs

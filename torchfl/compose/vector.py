@@ -43,7 +43,7 @@ def _strides(tensors: Sequence[Tensor], sizes: torch.Size) -> Sequence[int] | No
     if not full or full[0].is_contiguous():
         return None
     strides = full[0].stride()
-    if all(t.stride() == strides for t in full) and torch._prims_common.is_non_overlapping_and_dense(full[0]):
+    if all(t.stride() == strides for t in full) and torch._prims_common.is_non_overlapping_and_dense_or_false(full[0]):
         return strides
     return None
 

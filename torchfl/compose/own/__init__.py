@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import importlib
 
-_TOPICS = ("activation", "foreach", "indexing", "random")
+_TOPICS = (
+    "activation",
+    "convolution",
+    "fft",
+    "foreach",
+    "functions",
+    "indexing",
+    "losses",
+    "norm",
+    "pooling",
+    "random",
+    "separable",
+)
 _done = False
 
 
