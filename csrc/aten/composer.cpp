@@ -80,7 +80,9 @@ void forget_programs() { cache().clear(); }
 
 bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, BuiltPlan& built,
                   std::string* why) {
-  if (!op.functional.has_value() && std::any_of(op.is_out.begin(), op.is_out.end(), [](bool out) { return out; })) {
+  // What writes to lists of tensors returns nothing: its own program writes to them.
+  const bool functional = op.functional.has_value() && !(op.returns.empty() && !op.written.empty());
+  if (!functional && std::any_of(op.is_out.begin(), op.is_out.end(), [](bool out) { return out; })) {
     *why = "it has no functional form";
     return false;
   }
@@ -93,7 +95,7 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
     std::vector<c10::IValue> functional_args;
     for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
     composed = std::make_shared<const Composed>(
-        g_compose(op.functional.has_value() ? *op.functional : op.handle, functional_args, plan.device));
+        g_compose(functional ? *op.functional : op.handle, functional_args, plan.device));
     cache().put(full_key, composed);
   }
   if (composed->program == nullptr) {

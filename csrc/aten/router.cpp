@@ -59,6 +59,15 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
   return std::nullopt;
 }
 
+bool is_list_operator(const std::string& base) {
+  return base.compare(0, 14, "aten::_foreach") == 0 || base.compare(0, 12, "aten::_fused") == 0;
+}
+
+bool is_number_list(const c10::Argument& arg) {
+  const auto* list = arg.type()->castRaw<c10::ListType>();
+  return list != nullptr && list->getElementType()->kind() == c10::TypeKind::NumberType;
+}
+
 std::atomic<int64_t> g_version{0};  // grows with each chip, and when plans are to be forgotten
 
 }  // namespace
@@ -120,8 +129,11 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
                                                                 {"aten::addbmm", true},
                                                                 {"aten::addr", true}};
   for (const c10::Argument& arg : s.arguments()) {
-    const bool number = arg.type()->kind() == c10::TypeKind::NumberType;
-    scales.push_back(number && (pointwise || kScaled.count(base) != 0));
+    const auto kind = arg.type()->kind();
+    const bool number = kind == c10::TypeKind::NumberType;
+    // Operators on lists of tensors: a step of an optimizer differs from the last one in such numbers alone.
+    const bool of_list = is_list_operator(base) && (number || kind == c10::TypeKind::FloatType || is_number_list(arg));
+    scales.push_back((number && (pointwise || kScaled.count(base) != 0)) || of_list);
     defaults.push_back(arg.default_value().value_or(c10::IValue()));
   }
   baked.assign(scales.size(), 0);
@@ -151,6 +163,8 @@ void refresh_patched(OpState& op) {
   for (size_t i = 0; i < args.size(); i++) {
     if (!op.scales[i]) continue;
     for (const auto& chip : runtime::chips()) {
+      // A kernel gets the list that its plan was made for.
+      if (is_number_list(args[i]) && chip->routes.has(op.schema.name)) op.patched[i] = OpState::by_value;
       if (chip->routes.depends_on(op.schema.name, args[i].name())) op.patched[i] = 0;
     }
   }
@@ -499,6 +513,8 @@ void register_routes() {
     std::lock_guard<std::mutex> lock(g_states_mutex);
     for (auto& [key, state] : *g_states) refresh_patched(*state);
   }
+  bool composes = false;
+  for (const auto& chip : runtime::chips()) composes |= chip->routes.has_instructions();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.compare(0, 6, "aten::") != 0) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
@@ -514,7 +530,9 @@ void register_routes() {
     }
     // Structured operators have a kernel that asks the backend for the out form: one detour less for every path.
     const bool own = own_composite(base) != nullptr;
-    if (implicit || !(structured || mapped || own || is_stub(base))) continue;
+    // PyTorch's own loop over the tensors of a list, where one program could do.
+    const bool list = composes && is_list_operator(base);
+    if (implicit || !(structured || mapped || own || list || is_stub(base))) continue;
     OpState& state = op_state(*handle);
     if (state.is_view) continue;
     auto unboxed = fast_kernel(state);

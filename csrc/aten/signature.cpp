@@ -101,6 +101,13 @@ void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature
       out.words.push_back(kDefault);
       continue;
     }
+    if (op.patched[i] && value.isList()) {
+      const auto elements = value.toListRef();
+      uint64_t kinds = 0;
+      for (const c10::IValue& element : elements) kinds |= element.isDouble() ? 1 : element.isInt() ? 2 : 4;
+      out.words.push_back(kList | uint64_t(elements.size()) << 8 | kinds << 56);
+      continue;
+    }
     if (op.patched[i] && !value.isTensor()) {
       // Only what kind of number it is matters: promotion looks at that.
       out.words.push_back(value.isDouble() ? kDouble
