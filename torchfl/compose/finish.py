@@ -5,10 +5,15 @@ Contract: the program computes the same. Order matters: dead steps first, so tha
 
 from __future__ import annotations
 
+import functools
+
+import functools
 from typing import Any
 
+import torch
+
 from torchfl.compose.program import Program, Step, Value
-from torchfl.compose.recorder import ELEMENTWISE, Recorder
+from torchfl.compose.recorder import ELEMENTWISE, Recorder, plain
 
 
 def finish(rec: Recorder, half: str | None = None) -> Program:
@@ -22,6 +27,7 @@ def finish(rec: Recorder, half: str | None = None) -> Program:
     _drop_dead(program)
     _renumber(program, rec)
     program.baked = sorted(rec.numbers.baked)
+    program.baked_values = [plain(rec.numbers.values[b]) for b in program.baked]
     program.generic = _generic(program)
     return program
 
@@ -245,11 +251,22 @@ def _renumber_numbers(program: Program, rec: Recorder) -> None:
         step.args = [rename(a) for a in step.args]
 
 
+@functools.cache
+def _pointwise_kernel(op: str) -> bool:
+    """Whether a step that a kernel of the chip runs is elementwise. Whether the kernel takes other sizes too is seen
+    when the program is bound."""
+    namespace, _, name = op.partition("::")
+    if namespace != "aten":
+        return False
+    packet, _, overload = name.partition(".")
+    return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, packet), overload or "default").tags
+
+
 def _generic(program: Program) -> str:
     values = program.values
     if not program.steps or program.constants or program.writes:
         return ""
-    if any(s.op.removeprefix("uba::") not in ELEMENTWISE for s in program.steps):
+    if any(s.op.removeprefix("uba::") not in ELEMENTWISE and not _pointwise_kernel(s.op) for s in program.steps):
         return ""
     inputs = {i.value for i in program.inputs}
     shape = next(values[o].sizes for s in program.steps for o in s.outs if o is not None)

@@ -66,10 +66,17 @@ class Numbers:
     def __init__(self) -> None:
         self.expressions: list[NumberExpr] = []
         self.baked: set[tuple[int, int]] = set()
+        self.values: dict[tuple[int, int], Any] = {}
         self._known: dict[Any, Node] = {}
 
     def argument(self, arg: int, element: int, value: Any) -> Any:
+        self.values[arg, element] = value
         return self._node("arg", [arg, element], value, frozenset({(arg, element)})).wrap()
+
+    def bake(self, arg: int, element: int, value: Any) -> None:
+        """The program will depend on this argument's value."""
+        self.values[arg, element] = value
+        self.baked.add((arg, element))
 
     def apply(self, op: str, *operands: Any) -> Any:
         nodes = [x.node if isinstance(x, (torch.SymFloat, torch.SymInt)) else self._literal(x) for x in operands]

@@ -94,6 +94,8 @@ class Program:
     """(value, index into `inputs`): after the last step the value is copied into that input."""
     baked: list[tuple[int, int]] = field(default_factory=list)
     """(arg, list element or -1) of the numbers that the program depends on: it serves only calls with equal ones."""
+    baked_values: list[Any] = field(default_factory=list)
+    """Their values, in the same order."""
     random: int = 0
     """How many Philox 4x32 counters a run consumes."""
     generic: str = ""
@@ -112,6 +114,7 @@ class Program:
             "outputs": self.outputs,
             "writes": [list(w) for w in self.writes],
             "baked": [list(b) for b in self.baked],
+            "baked_values": self.baked_values,
             "random": self.random,
             "generic": self.generic,
         }
@@ -131,6 +134,7 @@ class Program:
             outputs=list(d["outputs"]),
             writes=[(w[0], w[1]) for w in d["writes"]],
             baked=[(b[0], b[1]) for b in d["baked"]],
+            baked_values=list(d["baked_values"]),
             random=d["random"],
             generic=d["generic"],
         )

@@ -7,6 +7,7 @@ same tracer; a call that is none of these makes the whole NotComposable, with a 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,16 +35,22 @@ INPLACE: dict[Any, Any] = {}
 """For operators that exist in place only: what gives the new value of their first argument."""
 
 
+_NUMERIC = re.compile("number|float|Scalar|Tensor")
+
+
 class _Schema:
     """What `call` must know of an operator."""
 
-    __slots__ = ("defaults", "metadata", "names", "out", "view", "writes")
+    __slots__ = ("defaults", "metadata", "names", "numeric", "out", "view", "writes")
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = op._schema
         arguments = schema.arguments
         self.names = [a.name for a in arguments]
+        self.numeric = [_NUMERIC.search(str(a.type)) is not None for a in arguments]
         self.defaults = [a.default_value if a.has_default_value() else None for a in arguments]
+        if "dtype" in self.names and self.defaults[self.names.index("dtype")] is not None:
+            self.defaults[self.names.index("dtype")] = torch.int64  # the schema says 4, and no other occurs
         self.writes = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
         self.out = any(a.is_out for a in arguments)
         aliases = any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
@@ -175,8 +182,10 @@ class Tracer(Recorder):
         outs = {a.name for a in op._schema.arguments if a.is_out}
         given = full_arguments(op, args, kwargs)
         targets = [v for n, v in zip(info.names, given, strict=True) if n in outs]
-        accepted = {a.name for a in functional._schema.arguments}
-        made = self.call(functional, [], {n: v for n, v in zip(info.names, given, strict=True) if n in accepted})
+        by_name = dict(zip(info.names, given, strict=True))
+        wanted = functional._schema.arguments
+        positional = [by_name[a.name] for a in wanted if not a.kwarg_only]
+        made = self.call(functional, positional, {a.name: by_name[a.name] for a in wanted if a.kwarg_only})
         for target, source in zip(targets, made if isinstance(made, (tuple, list)) else [made], strict=True):
             if target.shape != source.shape:
                 raise NotComposable(f"{op} would resize its result")
@@ -273,14 +282,17 @@ def _functional(op: Any) -> Any:
     return found
 
 
-def _is_number_type(text: str) -> bool:
-    return text in ("number", "Optional[number]", "float", "Optional[float]", "Scalar", "List[number]")
+def is_number(op: Any, position: int, x: Any) -> bool:
+    """Whether a program may leave this argument open: a number, at a place for numbers (dimensions, sizes and flags are
+    none) or in place of a tensor."""
+    if not isinstance(x, (int, float)) or isinstance(x, bool):
+        return False
+    return schema_of(op).numeric[position]
 
 
 def _inputs(tracer: Tracer, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], baked: bool, wide: bool) -> Any:
     """The arguments as the trace sees them: tensors as meta tensors of our own, numbers left open."""
     info = schema_of(op)
-    types = [str(a.type) for a in op._schema.arguments]
 
     def tensor(t: Tensor, position: int, element: int) -> Tensor:
         if wide and t.dtype in _HALVES:
@@ -288,14 +300,11 @@ def _inputs(tracer: Tracer, op: Any, args: Sequence[Any], kwargs: Mapping[str, A
         return tracer.add_input(t, position, element)
 
     def number(x: Any, position: int, element: int) -> Any:
-        kind = types[position]
-        if not isinstance(x, (int, float)) or isinstance(x, bool):
-            return x
-        if not _is_number_type(kind) and "Tensor" not in kind:
-            return x  # a dimension, a size, a flag: part of the caller's key
+        if not is_number(op, position, x):
+            return x  # part of the caller's key
         default = info.defaults[position]
         if baked or (isinstance(default, (int, float)) and default == x):
-            tracer.numbers.baked.add((position, element))
+            tracer.numbers.bake(position, element, x)
             return x
         return tracer.numbers.argument(position, element, x)
 
@@ -375,6 +384,10 @@ def _outputs(tracer: Tracer, op: Any, results: Any) -> list[int | None]:
     return outputs
 
 
+_FAULTS = (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, IndexError, KeyError,
+           AttributeError, RecursionError)  # fmt: skip
+
+
 def compose(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Program:
     """A program for the call. Only dtypes, sizes and strides of tensors matter, which may be on any device.
 
@@ -386,23 +399,23 @@ def compose(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     tensors = [x for x in _leaves([*args, *kwargs.values()]) if isinstance(x, Tensor)]
     halves = {t.dtype for t in tensors if t.dtype in _HALVES}
     others = any(t.dtype.is_floating_point and t.dtype not in _HALVES for t in tensors)
-    tries: list[tuple[bool, Any]] = [(False, None), (True, None)]
+    tries: list[tuple[bool, Any]] = [(False, None)]
+    given = full_arguments(op, args, kwargs)
+    if any(is_number(op, i, e) for i, x in enumerate(given) for e in _leaves(x)):
+        tries.append((True, None))
     if len(halves) == 1 and not others:
         tries.append((False, halves.pop()))
-    reason: Exception | None = None
+    reason: NotComposable | None = None
     for baked, half in tries:
         try:
             return _trace(op, args, kwargs, target, baked, half)
         except NotComposable as error:
-            reason = reason or error
-            if not baked and half is None and "number" not in str(error):
-                continue
-        except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, IndexError, KeyError,
-                AttributeError, RecursionError) as error:  # fmt: skip
-            # With numbers left open, PyTorch code may stumble over them; that is no fault of the call's.
-            if baked or half is not None or not isinstance(reason, NotComposable):
-                reason = NotComposable(f"{_name(op)}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-                                       if str(error) else f"{_name(op)}: {type(error).__name__}")  # fmt: skip
+            reason = error if reason is None or (baked and "Error" in str(reason)) else reason
+        except _FAULTS as error:
+            # With numbers left open, PyTorch code may stumble over them; what it says without is what counts.
+            text = f"{_name(op)}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            if reason is None or baked:
+                reason = NotComposable(text)
                 reason.__cause__ = error
     assert reason is not None
     raise reason

@@ -10,15 +10,21 @@ import importlib
 
 _TOPICS = (
     "activation",
+    "bags",
     "convolution",
+    "counting",
+    "distance",
     "fft",
     "foreach",
     "functions",
     "indexing",
+    "linalg",
     "losses",
     "norm",
     "pooling",
     "random",
+    "recurrent",
+    "sampling",
     "separable",
 )
 _done = False

@@ -16,7 +16,7 @@ def _weights(weight: Tensor | None, target: Tensor, like: Tensor) -> Any:
 
 
 def _margins(x: Tensor, target: Tensor, p: Any, margin: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1] if x.dim() else 1)
     t = target.reshape(-1, 1)
     hinge = torch.clamp_min(rows - torch.gather(rows, 1, t) + margin, 0)
     others = torch.arange(rows.shape[1], device=x.device) != t
@@ -49,10 +49,11 @@ def multi_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, p: Any, 
 
 def _label_sets(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows, targets, whether each target counts (those before the first -1), and which classes are targets."""
-    rows, t = x.reshape(-1, x.shape[-1]), target.reshape(-1, x.shape[-1])
+    classes = x.shape[-1] if x.dim() else 1
+    rows, t = x.reshape(-1, classes), target.reshape(-1, classes)
     valid = torch.cumsum((t < 0).to(torch.int64), 1) == 0
-    spare = torch.where(valid, t, torch.full_like(t, x.shape[-1]))
-    marks = torch.zeros(rows.shape[0], x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    spare = torch.where(valid, t, torch.full_like(t, classes))
+    marks = torch.zeros(rows.shape[0], classes + 1, dtype=x.dtype, device=x.device)
     marks = torch.scatter(marks, 1, spare, torch.ones_like(t, dtype=x.dtype))
     return rows, torch.where(valid, t, torch.zeros_like(t)), valid, marks[:, :-1]
 
@@ -68,7 +69,7 @@ def _pairs(rows: Tensor, t: Tensor, valid: Tensor, marks: Tensor) -> Tensor:
 @wide
 def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> Any:
     rows, t, valid, marks = _label_sets(x, target)
-    each = torch.sum(_pairs(rows, t, valid, marks), [1, 2]) / x.shape[-1]
+    each = torch.sum(_pairs(rows, t, valid, marks), [1, 2]) / rows.shape[1]
     return reduce_loss(each.reshape(x.shape[:-1]), reduction), marks.reshape(x.shape)
 
 
@@ -76,7 +77,7 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> Any:
 @wide
 def multilabel_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Any:
     rows, t, valid, marks = _label_sets(x, target)
-    hit = (_pairs(rows, t, valid, marks) > 0).to(x.dtype) / x.shape[-1]
+    hit = (_pairs(rows, t, valid, marks) > 0).to(x.dtype) / rows.shape[1]
     slope = torch.scatter_add(torch.sum(hit, 1), 1, t, -torch.sum(hit, 2))
     g = grad.reshape(-1, 1)
     return (slope * (g / rows.shape[0] if reduction == 1 else g)).reshape(x.shape)
