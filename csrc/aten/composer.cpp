@@ -52,6 +52,42 @@ const OpSchema* schema_of(const std::string& op, const std::string& overload) {
   return handle.has_value() ? &op_state(*handle).schema : nullptr;
 }
 
+std::unique_ptr<BoundProgram> bind_here(const Composed& composed, const OpState& op, at::ArrayRef<c10::IValue> args,
+                                   const Plan& plan, std::string* why) {
+  const ChipEntry& chip = *plan.entry->chip;
+  std::vector<bool> misaligned;
+  for (const Program::Input& input : composed.program->inputs) {
+    const at::Tensor& tensor = tensor_of(args[size_t(op.kernel_args[size_t(input.arg)])], input.element);
+    const bool ours = tensor.device().type() == kDevice;
+    misaligned.push_back(ours && uint64_t(tensor.storage_offset()) * tensor.itemsize() % chip.chip.alignment != 0);
+  }
+  BindContext context;
+  context.routes = &chip.routes;
+  context.adapter = chip.adapter.get();
+  context.alignment = chip.chip.alignment;
+  context.misaligned = &misaligned;
+  context.schema = &schema_of;
+  return BoundProgram::bind(composed.program, context, why);
+}
+
+std::string key_of(const Signature& signature, int device, char kind) {
+  std::string key(reinterpret_cast<const char*>(signature.words.data()),
+                  signature.words.size() * sizeof(signature.words[0]));
+  key += kind;
+  key += char(device);
+  return key;
+}
+
+std::shared_ptr<const Composed> for_these_sizes(const Composed& known, const OpState& op,
+                                                at::ArrayRef<c10::IValue> args) {
+  std::vector<std::vector<int64_t>> sizes;
+  for (const Program::Input& input : known.program->inputs)
+    sizes.push_back(tensor_of(args[size_t(op.kernel_args[size_t(input.arg)])], input.element).sizes().vec());
+  auto made = std::make_shared<Composed>();
+  made->program = std::make_shared<const Program>(resized(*known.program, sizes));
+  return made;
+}
+
 // What PyTorch checks before it writes to an argument. False: it is an `out` that must be resized first.
 bool fits(const OpState& op, at::ArrayRef<c10::IValue> args, int position, const BoundProgram::Output& result,
           BuiltPlan& built) {
@@ -87,16 +123,27 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
     return false;
   }
   Plan& plan = *built.plan;
-  const std::string key(reinterpret_cast<const char*>(signature.words.data()),
-                        signature.words.size() * sizeof(signature.words[0]));
-  const std::string full_key = key + char('0' + plan.device);
-  std::shared_ptr<const Composed> composed = cache().find(full_key);
-  if (composed == nullptr) {
+  const std::string key = key_of(signature, plan.device, 'e');
+  std::shared_ptr<const Composed> composed = cache().find(key);
+  Signature generic;
+  std::string generic_key;
+  if (composed == nullptr && read_generic_signature(op, args, generic)) {
+    generic_key = key_of(generic, plan.device, 'g');
+    if (auto known = cache().find(generic_key)) composed = for_these_sizes(*known, op, args);
+  }
+  // Other sizes may be beyond what a kernel of that program takes: then it is composed anew.
+  const bool reused = composed != nullptr && !generic_key.empty();
+  auto bound = reused ? bind_here(*composed, op, args, plan, why) : nullptr;
+  if (composed == nullptr || (reused && bound == nullptr)) {
     std::vector<c10::IValue> functional_args;
     for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
     composed = std::make_shared<const Composed>(
         g_compose(functional ? *op.functional : op.handle, functional_args, plan.device));
-    cache().put(full_key, composed);
+    cache().put(key, composed);
+    if (composed->program != nullptr && composed->program->pointwise && composed->program->baked.empty() &&
+        composed->constants.empty() && !generic_key.empty()) {
+      cache().put(generic_key, composed);
+    }
   }
   if (composed->program == nullptr) {
     *why = composed->why;
@@ -115,20 +162,7 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   }
   if (built.again) return true;
 
-  const ChipEntry& chip = *plan.entry->chip;
-  std::vector<bool> misaligned;
-  for (const Program::Input& input : program.inputs) {
-    const at::Tensor& tensor = tensor_of(args[size_t(op.kernel_args[size_t(input.arg)])], input.element);
-    const bool ours = tensor.device().type() == kDevice;
-    misaligned.push_back(ours && uint64_t(tensor.storage_offset()) * tensor.itemsize() % chip.chip.alignment != 0);
-  }
-  BindContext context;
-  context.routes = &chip.routes;
-  context.adapter = chip.adapter.get();
-  context.alignment = chip.chip.alignment;
-  context.misaligned = &misaligned;
-  context.schema = &schema_of;
-  auto bound = BoundProgram::bind(composed->program, context, why);
+  if (bound == nullptr) bound = bind_here(*composed, op, args, plan, why);
   if (bound == nullptr) return false;
 
   size_t tensors = 0;

@@ -118,6 +118,7 @@ Program program_from(const py::dict& dict) {
   for (py::handle row : dict["writes"]) program.writes.push_back(row.cast<std::pair<int, int>>());
   for (py::handle row : dict["baked"]) program.baked.push_back(row.cast<std::pair<int, int>>());
   program.random = dict["random"].cast<int64_t>();
+  program.pointwise = dict["generic"].cast<std::string>() == "pointwise";
   return program;
 }
 

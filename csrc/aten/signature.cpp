@@ -121,4 +121,31 @@ void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature
   }
 }
 
+bool read_generic_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out) {
+  auto& words = out.words;
+  words.push_back(signature_head(op));
+  for (size_t i = 0; i < args.size(); i++) {
+    const c10::IValue& value = args[i];
+    if (!value.isTensor() || !value.toTensor().defined()) {
+      if (value.isTensorList()) return false;
+      if (op.patched[i] == OpState::by_default && value == op.defaults[i]) {
+        words.push_back(kDefault);
+      } else if (op.patched[i]) {
+        words.push_back(value.isDouble() ? kDouble : value.isInt() ? kInt : value.isBool() ? kBool : kNone);
+      } else {
+        read_value(op, value, out);
+      }
+      continue;
+    }
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.device().type() != kDevice || !tensor.is_contiguous() || tensor.dim() > 20) return false;
+    uint64_t ones = 0;
+    for (int64_t d = 0; d < tensor.dim(); d++) ones |= uint64_t(tensor.size(d) == 1) << d;
+    words.push_back(kTensor | uint64_t(tensor.scalar_type()) << 8 | uint64_t(tensor.dim()) << 16 | ones << 24 |
+                    uint64_t(tensor.unsafeGetTensorImpl()->is_wrapped_number()) << 50 |
+                    uint64_t(tensor.device().index()) << 52);
+  }
+  return true;
+}
+
 }  // namespace torchfl

@@ -48,4 +48,8 @@ inline uint64_t signature_head(const OpState& op) {
 }
 void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out);
 
+// The same for any sizes: of each tensor its rank, and which dimensions have one element. False if a tensor is not
+// row-major, or is none of ours.
+bool read_generic_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out);
+
 }  // namespace torchfl

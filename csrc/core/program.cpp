@@ -106,6 +106,44 @@ void evaluate_numbers(const Program& program, const std::function<Number(int, in
   }
 }
 
+Program resized(const Program& program, const std::vector<std::vector<int64_t>>& input_sizes) {
+  std::vector<int64_t> common;
+  for (const std::vector<int64_t>& sizes : input_sizes) {
+    if (sizes.size() > common.size()) common.insert(common.begin(), sizes.size() - common.size(), 1);
+    for (size_t d = 0; d < sizes.size(); d++) {
+      int64_t& size = common[common.size() - sizes.size() + d];
+      if (sizes[d] != 1) size = sizes[d];
+    }
+  }
+  auto row_major = [](const std::vector<int64_t>& sizes) {
+    std::vector<int64_t> strides(sizes.size());
+    int64_t step = 1;
+    for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
+    return strides;
+  };
+  Program made = program;
+  for (ProgramValue& value : made.values) {
+    value.sizes = common;
+    value.strides = row_major(common);
+  }
+  for (size_t i = 0; i < program.inputs.size(); i++) {
+    ProgramValue& input = made.values[size_t(program.inputs[i].value)];
+    input.sizes = input_sizes[i];
+    input.strides = row_major(input.sizes);
+  }
+  for (ProgramValue& value : made.values) {
+    const ProgramValue& base = made.values[size_t(value.base)];
+    if (&base == &value || base.sizes == common) continue;
+    // An input that is broadcast: aligned at the last dimension.
+    const size_t missing = common.size() - base.sizes.size();
+    for (size_t d = 0; d < common.size(); d++) {
+      const bool repeated = d < missing || (base.sizes[d - missing] == 1 && common[d] != 1);
+      value.strides[d] = repeated ? 0 : base.strides[d - missing];
+    }
+  }
+  return made;
+}
+
 std::vector<std::string> BoundProgram::kernels() const {
   std::vector<std::string> names;
   for (const Step& step : steps_) names.push_back(step.kernel != nullptr ? step.kernel : "copy_nd");

@@ -90,7 +90,12 @@ struct Program {
   std::vector<std::pair<int, int>> writes;  // value, input: copied there after the last step
   std::vector<std::pair<int, int>> baked;   // argument and list element of numbers that it depends on
   int64_t random = 0;                       // Philox counters that a run consumes
+  // All values have the one common shape, or are inputs broadcast to it, and all are row-major.
+  bool pointwise = false;
 };
+
+// A pointwise program for inputs of other sizes, with the same ranks and the same dimensions broadcast.
+Program resized(const Program& program, const std::vector<std::vector<int64_t>>& input_sizes);
 
 // Evaluates the program's numbers; `argument(position, element)` gives those of the call.
 void evaluate_numbers(const Program& program, const std::function<Number(int, int)>& argument,

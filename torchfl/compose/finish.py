@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 
-import functools
 from typing import Any
 
 import torch
