@@ -1,7 +1,7 @@
 /* uba_npu_v3.c: the adapter of the NPU-V3 family: says what uba.h asks for in the words of npu_v3_sdk.h.
  *
  * Contract: a translator only, without arithmetic, queues or caches of its own. A kernel hands the arguments of one
- * operator to the SDK; which calls may come here is the descriptor's to say, and what is left to refuse is the SDK's.
+ * operator, or of one instruction (their kernels' names begin with v where an operator has the plain one), to the SDK; which calls may come here is the descriptor's to say, and what is left to refuse is the SDK's.
  * The tensors of a call are described in a `frame` on the stack, for the SDK reads them during the call only. */
 #include <math.h>
 #include <stdlib.h>
@@ -125,7 +125,8 @@ static npu_window_t *window(frame *f, int32_t i) {
 #define NCHW(x) fit(f, x, 4, 1, NULL)
 #define ROWS(x, shape) flat(f, x, ARG(shape).count)
 #define ROW(x) flat(f, x, 0)
-#define AXIS(i) (INT(i) + (INT(i) < 0 ? ARG(0).v.tensor->rank : 0))
+#define AXIS(i) (INT(i) + (INT(i) >= 0 ? 0 : ARG(0).v.tensor->rank ? ARG(0).v.tensor->rank : 1))
+#define LINE(x) fit(f, x, 1, 1, NULL) /* a single number as a line of one */
 /* KERNEL defines a kernel by its body, which gives the SDK's answer; SDK one that is a single function of the SDK. */
 #define KERNEL(name)                                                                                            \
   static npu_status_t name(frame *f);                                                                           \
@@ -147,13 +148,23 @@ KERNEL(clamp) {
   npu_scalar_t high = ARG(2).kind == UBA_NONE ? (npu_scalar_t){.d = INFINITY} : number(f, 2);
   return npu_v3_unary(f->stream, NPU_UNARY_CLAMP, LIKE(IN(0)), low, high, OUT(0));
 }
-/* (x, dims, keepdim, ...), or, without dims, (x) or (x, dtype). A second result tells where the first one was found. */
-KERNEL(reduce) {
-  npu_tensor_t *x = IN(0);
-  const uba_value *v = &ARG(f->call->arg_count > 2);
+/* A bit for each dimension of `x` that argument `i` lists; `none` if it lists none. */
+static uint32_t dimensions(const frame *f, const npu_tensor_t *x, int32_t i, uint32_t none) {
+  const uba_value *v = &ARG(i);
   const int64_t *list = v->kind == UBA_INT ? &v->v.i : v->v.ints;
-  uint32_t n = v->kind == UBA_INT || v->kind == UBA_INT_LIST ? v->count : 0, dims = n ? 0 : (1u << (x->rank & 31)) - 1;
-  for (uint32_t i = 0; i < n; i++) dims |= 1u << ((list[i] < 0 ? list[i] + x->rank : list[i]) & 31);
+  uint32_t n = v->kind == UBA_INT || v->kind == UBA_INT_LIST ? v->count : 0, dims = n ? 0 : none;
+  for (uint32_t k = 0; x && k < n; k++) dims |= 1u << ((list[k] < 0 ? list[k] + x->rank : list[k]) & 31);
+  return dims;
+}
+/* (x, dims, keepdim, ...), or, without dims, (x) or (x, dtype). To an operator no dims are all of them, to an instruction
+ * (tag + LISTED) none. A second result tells where the first one was found. */
+#define LISTED 64
+KERNEL(reduce) {
+  npu_tensor_t *x = LINE(IN(0));
+  uint32_t all = x && f->tag < LISTED ? (1u << (x->rank & 31)) - 1 : 0;
+  uint32_t dims = dimensions(f, x, f->call->arg_count > 2, all);
+  f->tag &= LISTED - 1;
+  if (!x) return npu_v3_reduce(f->stream, f->tag, x, dims, OUT(0)); /* refused, in the SDK's words */
   npu_status_t status = npu_v3_reduce(f->stream, f->tag, x, dims, fit(f, OUT(0), x->rank, dims, NULL));
   if (status || f->call->output_count < 2) return status;
   f->tag += NPU_REDUCE_ARGMAX - NPU_REDUCE_MAX;
@@ -196,8 +207,12 @@ SDK(softmax_grad, IN(0), IN(1), AXIS(2), f->tag, OUT(0))
 SDK(nll_loss, IN(0), IN(1), IN(2), INT(3), number(f, 4).i, OUT(0), OUT(1))
 SDK(nll_loss_grad, IN(0), IN(2), IN(3), INT(4), number(f, 5).i, IN(6), OUT(0))
 SDK(index_select, OUT(0), IN(0), AXIS(1), ROW(IN(2)))
-SDK(gather, OUT(0), IN(0), AXIS(1), IN(2))
-SDK(iota, OUT(0), number(f, 0), number(f, 2))
+SDK(gather, LINE(OUT(0)), LINE(IN(0)), AXIS(1), LINE(IN(ARG(1).kind == UBA_TENSOR ? 1 : 2))) /* dim and index, or turned */
+SDK(iota, OUT(0), number(f, f->tag), number(f, 2)) /* (start, end, step, ...), or with tag 1 (n, start, step, dtype) */
+/* ---- for instructions alone */
+SDK(select, LIKE(IN(0)), TERM(1), TERM(2), number(f, 1), number(f, 2), OUT(0))
+SDK(copy_nd, OUT(0), LIKE(IN(0)))
+SDK(fill_nd, OUT(0), number(f, 1))
 SDK(update_scale, IN(0), IN(1), IN(2), REAL(3), REAL(4), INT(5))
 KERNEL(unscale) { /* a list of gradients, in place */
   npu_status_t status = NPU_STATUS_SUCCESS;
@@ -216,6 +231,9 @@ KERNEL(embedding_grad) {
 #define U(name, opcode) K(name, unary, NPU_UNARY_##opcode)
 #define B(name, opcode) K(name, binary, NPU_BINARY_##opcode)
 #define R(name, opcode) K(name, reduce, NPU_REDUCE_##opcode)
+#define VU(name, opcode) K(v##name, unary, NPU_UNARY_##opcode)
+#define VB(name, opcode) K(v##name, binary, NPU_BINARY_##opcode + NPU_BINARY_CONVERT)
+#define VR(name, opcode) K(reduce_##name, reduce, NPU_REDUCE_##opcode + LISTED)
 static const uba_kernel kernels[] = {
     U(neg, NEG), U(abs, ABS), U(exp, EXP), U(expm1, EXPM1), U(log, LOG), U(log1p, LOG1P), U(sqrt, SQRT), U(sin, SIN),
     U(rsqrt, RSQRT), U(reciprocal, RECIPROCAL), U(cos, COS), U(tanh, TANH), U(erf, ERF), U(sigmoid, SIGMOID),
@@ -234,7 +252,15 @@ static const uba_kernel kernels[] = {
     S(conv2d), K(conv2d_grad, conv2d, 1), S(batch_norm), S(batch_norm_grad), S(layer_norm), S(layer_norm_grad),
     S(max_pool), S(max_pool_grad), S(avg_pool), S(avg_pool_grad), S(adaptive_avg_pool), S(adaptive_avg_pool_grad),
     S(softmax), K(log_softmax, softmax, 1), S(softmax_grad), K(log_softmax_grad, softmax_grad, 1), S(nll_loss),
-    S(nll_loss_grad), S(index_select), S(gather), S(iota), S(embedding_grad), S(unscale), S(update_scale)};
+    S(nll_loss_grad), S(index_select), S(gather), S(iota), S(embedding_grad), S(unscale), S(update_scale),
+    /* Instructions; matmul, gather, argmax and argmin are those from above. */
+    VU(neg, NEG), VU(abs, ABS), VU(not, BITWISE_NOT), VU(floor, FLOOR), VU(ceil, CEIL), VU(trunc, TRUNC),
+    VU(round, ROUND), VU(sqrt, SQRT), VU(rsqrt, RSQRT), VU(exp, EXP), VU(expm1, EXPM1), VU(log, LOG), VU(log1p, LOG1P),
+    VU(sin, SIN), VU(cos, COS), VU(tanh, TANH), VU(erf, ERF), VB(add, ADD), VB(sub, SUB), VB(mul, MUL), VB(div, DIV),
+    VB(idiv, DIV_TRUNC), VB(max, MAX), VB(min, MIN), VB(pow, POW), VB(fmod, FMOD), VB(remainder, REMAINDER),
+    VB(atan2, ATAN2), VB(and, BITWISE_AND), VB(or, BITWISE_OR), VB(xor, BITWISE_XOR), VB(eq, EQ), VB(ne, NE), VB(lt, LT),
+    VB(le, LE), VB(gt, GT), VB(ge, GE), K(vselect, select, 0), K(vcast, copy_nd, 0), S(copy_nd), K(vfill, fill_nd, 0),
+    K(ramp, iota, 1), VR(sum, SUM), VR(prod, PROD), VR(max, MAX), VR(min, MIN), VR(any, ANY), VR(all, ALL)};
 
 /* ------------------------------------------------------------------------------------------ device and handshake */
 #define API(name, request, ...) static uba_status name(void *d, __VA_ARGS__) { return (void)d, report(request); }
@@ -264,16 +290,16 @@ static uba_status properties(void *d, uba_properties *p) {
   p->compute_units = props.fp16_units, p->clock_mhz = props.clock_mhz;
   return report(status);
 }
-static uba_status copy_nd(void *d, void *s, const uba_tensor *to, const uba_tensor *from) {
+static uba_status copy_strided(void *d, void *s, const uba_tensor *to, const uba_tensor *from) {
   frame f = {.raw = to->dtype == from->dtype};
   return answer(npu_v3_copy_nd(queue(d, s), describe(&f, to), describe(&f, from)));
 }
-static uba_status fill_nd(void *d, void *s, const uba_tensor *to, const uba_value *value) {
+static uba_status fill_strided(void *d, void *s, const uba_tensor *to, const uba_value *value) {
   frame f = {.call = &(uba_call){.args = value, .arg_count = 1}, .raw = value->kind == UBA_INT && value->v.i == 0};
   return answer(npu_v3_fill_nd(queue(d, s), describe(&f, to), number(&f, 0))); /* 0: the same bits in all dtypes */
 }
 static const uba_device_api device_api = {
-    UBA_HEADER(uba_device_api), properties, alloc, release, copy, fill, synchronize, copy_nd, fill_nd, stream_create,
+    UBA_HEADER(uba_device_api), properties, alloc, release, copy, fill, synchronize, copy_strided, fill_strided, stream_create,
     stream_destroy, stream_query, event_create, event_destroy, event_record, event_wait, event_query,
     event_synchronize, event_elapsed, NULL, NULL, peer, memory_info, state};
 

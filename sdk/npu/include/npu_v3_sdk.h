@@ -221,6 +221,7 @@ NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu
 #define NPU_BINARY_GELU_TANH_GRAD 36
 #define NPU_BINARY_SILU_GRAD 37       /* b = input */
 #define NPU_BINARY_LEAKY_RELU_GRAD 38 /* b = input, s = slope */
+#define NPU_BINARY_CONVERT 256        /* added to an opcode: s is first converted to the dtype of the operands */
 NPU_API npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const npu_tensor_t *a, const npu_tensor_t *b,
                                    npu_scalar_t s, npu_scalar_t alpha, const npu_tensor_t *out);
 
@@ -229,9 +230,13 @@ NPU_API npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const np
 #define NPU_TERNARY_ADDCMUL 3 /* a + s*b*c */
 #define NPU_TERNARY_ADDCDIV 4 /* a + s*b/c */
 #define NPU_TERNARY_CLAMP 5   /* a clamped to [b, c]; b or c may be NULL */
-/* SELECT: b or c may be NULL and is then the scalar s; both NULL is invalid. */
+/* SELECT: b or c may be NULL and is then the scalar s; both NULL is invalid. It takes FLOAT64 too. */
 NPU_API npu_status_t npu_v3_ternary(npu_stream_t stream, int32_t opcode, const npu_tensor_t *a, const npu_tensor_t *b,
                                     const npu_tensor_t *c, npu_scalar_t s, const npu_tensor_t *out);
+
+/* out = cond (BOOL) ? a : b, of any dtype; an a or b that is NULL is the scalar s_a or s_b. */
+NPU_API npu_status_t npu_v3_select(npu_stream_t stream, const npu_tensor_t *cond, const npu_tensor_t *a,
+                                   const npu_tensor_t *b, npu_scalar_t s_a, npu_scalar_t s_b, const npu_tensor_t *out);
 
 /* The first functions this SDK ever had: float16, dense operands of equal strides, `size` = number of elements;
  * strides and shape (as many entries as are needed for `size` elements) describe all three. Addresses may be device

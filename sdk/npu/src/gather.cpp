@@ -77,8 +77,8 @@ void gather(const View& dst, const View& src, const View& index, int dim) {
                 : item == 2 ? gather_row<uint16_t>
                 : item == 4 ? gather_row<uint32_t>
                             : gather_row<uint64_t>;
-      f(index, i_at, index.stride[last], row, src.data + s_at * item, s_step, src.stride[dim],
-        dst.data + d_at * item, dst.stride[last]);
+      f(index, i_at, index.stride[last], row, src.data + s_at * item, s_step, src.stride[dim], dst.data + d_at * item,
+        dst.stride[last]);
     }
   });
 }

@@ -433,4 +433,32 @@ int64_t scalar_int(npu_scalar_t s) {
   return static_cast<int64_t>(s.d);
 }
 
+int64_t element_bits(npu_scalar_t s, int32_t dtype) {
+  int64_t bits = 0;
+  if (mask(dtype) & kFloats) {
+    store_float1(dtype, static_cast<float>(scalar_double(s)), &bits);
+  } else if (dtype == NPU_FLOAT64) {
+    const double d = scalar_double(s);
+    std::memcpy(&bits, &d, sizeof(d));
+  } else if (dtype == NPU_BOOL) {
+    bits = s.is_integer ? s.i != 0 : s.d != 0;
+  } else {
+    bits = scalar_int(s);
+  }
+  return bits;
+}
+
+npu_scalar_t converted(npu_scalar_t s, int32_t dtype) {
+  const int64_t bits = element_bits(s, dtype);
+  npu_scalar_t result{!(mask(dtype) & kFloats) && dtype != NPU_FLOAT64, 0, 0, 0};
+  if (dtype == NPU_FLOAT64) {
+    result.d = scalar_double(s);
+  } else if (!result.is_integer) {
+    result.d = load_float1(dtype, &bits);
+  } else {
+    to_int(dtype, &bits, &result.i, 1);
+  }
+  return result;
+}
+
 }  // namespace npu

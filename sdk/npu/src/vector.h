@@ -191,6 +191,10 @@ npu_status_t expect_shape(const char* function, const char* what, const View& vi
 const char* dtype_text(int32_t dtype);
 inline double scalar_double(npu_scalar_t s) { return s.is_integer ? static_cast<double>(s.i) : s.d; }
 int64_t scalar_int(npu_scalar_t s);  // saturating; NaN is 0
+// The bytes of `s` as an element of `dtype`, in the low end of the result (little-endian, as all chips are).
+int64_t element_bits(npu_scalar_t s, int32_t dtype);
+// `s` as a tensor of `dtype` would hold it.
+npu_scalar_t converted(npu_scalar_t s, int32_t dtype);
 inline double view_bytes(const View& v) { return v ? static_cast<double>(v.numel()) * dtype_size(v.dtype) : 0; }
 inline int64_t offset_of(const Loop& loop, const Operand& operand, int64_t index) {
   int64_t offset = 0;

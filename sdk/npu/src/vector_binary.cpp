@@ -229,6 +229,8 @@ using namespace npu;
 extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const npu_tensor_t* a, const npu_tensor_t* b,
                                       npu_scalar_t s, npu_scalar_t alpha, const npu_tensor_t* out) {
   static const char fn[] = "npu_v3_binary";
+  const bool convert = opcode >= 0 && opcode & NPU_BINARY_CONVERT;
+  if (convert) opcode -= NPU_BINARY_CONVERT;
   if (opcode < 1 || opcode > NPU_BINARY_LEAKY_RELU_GRAD || !table().at[opcode].name)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d or %d to %d", fn, opcode,
                 NPU_BINARY_ADD, NPU_BINARY_ATAN2, NPU_BINARY_RELU_GRAD, NPU_BINARY_LEAKY_RELU_GRAD);
@@ -273,6 +275,7 @@ extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const
   program.in = compute_of(dtype);
   program.out = entry.to_bool ? Compute::raw : program.in;
   program.run = on_double ? on_double : program.in == Compute::f32 ? entry.on_float : entry.on_int;
+  if (convert) s = converted(s, dtype);
   const double value = scalar_double(s);
   program.scalar_f = entry.storage_scalar && program.in == Compute::f32 ? rounded_to(dtype, value) : value;
   program.scalar_i = dtype == NPU_BOOL ? (s.is_integer ? s.i != 0 : s.d != 0) : scalar_int(s);

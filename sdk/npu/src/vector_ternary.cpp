@@ -1,25 +1,13 @@
 // vector_ternary.cpp: npu_v3_ternary: select, lerp, addcmul, addcdiv and clamp.
 //
-// Contract: the header's. SELECT moves elements of any compute dtype without looking at them (a NaN's bits stay); the
-// others compute in float32, ADDCMUL and CLAMP also on integers. In CLAMP a NaN in x or in a bound gives NaN.
+// Contract: the header's. SELECT is select.cpp's; the others compute in float32, ADDCMUL and CLAMP also on integers. In
+// CLAMP a NaN in x or in a bound gives NaN.
+#include "select.h"
 #include "vector.h"
 
 namespace npu {
 namespace {
 
-template <class T>
-struct SelectBody {
-  NPU_INLINE static void run(const void* a_, const void* b_, const void* c_, void* o_, int64_t n, const Params*) {
-    const uint8_t* a = static_cast<const uint8_t*>(a_);
-    const T* b = static_cast<const T*>(b_);
-    const T* c = static_cast<const T*>(c_);
-    T* o = static_cast<T*>(o_);
-    NPU_IVDEP for (int64_t i = 0; i < n; i++) {
-      const T yes = b[i], no = c[i];
-      o[i] = a[i] ? yes : no;
-    }
-  }
-};
 template <class Op, class T>
 struct TernaryBody {
   NPU_INLINE static void run(const void* a_, const void* b_, const void* c_, void* o_, int64_t n,
@@ -60,8 +48,6 @@ struct ClampBoth {
 };
 
 struct Table {
-  Kernel select1 = kernel<SelectBody<uint8_t>>(), select2 = kernel<SelectBody<uint16_t>>(),
-         select4 = kernel<SelectBody<uint32_t>>(), select8 = kernel<SelectBody<uint64_t>>();
   Kernel lerp = kernel<TernaryBody<Lerp, float>>();
   Kernel addcmul = kernel<TernaryBody<Addcmul, float>>(), addcmul_int = kernel<TernaryBody<Addcmul, int64_t>>();
   Kernel addcdiv = kernel<TernaryBody<Addcdiv, float>>();
@@ -73,19 +59,6 @@ const Table& table() {
 }
 
 const char* const kNames[] = {"", "SELECT", "LERP", "ADDCMUL", "ADDCDIV", "CLAMP"};
-
-// The bytes of `s` as an element of `dtype`, in the low end of the result (little-endian, as all chips are).
-int64_t element_bits(npu_scalar_t s, int32_t dtype) {
-  int64_t bits = 0;
-  if (mask(dtype) & kFloats) {
-    store_float1(dtype, static_cast<float>(scalar_double(s)), &bits);
-  } else if (dtype == NPU_BOOL) {
-    bits = s.is_integer ? s.i != 0 : s.d != 0;
-  } else {
-    bits = scalar_int(s);
-  }
-  return bits;
-}
 
 }  // namespace
 }  // namespace npu
@@ -101,11 +74,15 @@ extern "C" npu_status_t npu_v3_ternary(npu_stream_t stream, int32_t opcode, cons
                 NPU_TERNARY_CLAMP);
   const char* name = kNames[opcode];
   const bool select = opcode == NPU_TERNARY_SELECT;
+  if (select && (b || c)) {
+    static const char* const names[] = {"a", "b", "c"};
+    return npu::select(stream, fn, names, a, b, c, s, s, out);
+  }
   const bool integers = opcode == NPU_TERNARY_ADDCMUL || opcode == NPU_TERNARY_CLAMP;
   const bool b_optional = select || opcode == NPU_TERNARY_CLAMP;
   const bool c_optional = b_optional || opcode == NPU_TERNARY_LERP;
   View va, vb, vc, vo;
-  const uint32_t dtypes = select ? kAnyCompute : integers ? kFloats | kInts : kFloats;
+  const uint32_t dtypes = select ? kElementwise : integers ? kFloats | kInts : kFloats;
   NPU_TRY(resolve(stream, out, dtypes, Engine::compute, false, fn, "out", &vo));
   NPU_TRY(resolve(stream, a, select ? mask(NPU_BOOL) : dtypes, Engine::compute, false, fn, "a", &va));
   NPU_TRY(resolve(stream, b, dtypes, Engine::compute, b_optional, fn, "b", &vb));
@@ -113,7 +90,7 @@ extern "C" npu_status_t npu_v3_ternary(npu_stream_t stream, int32_t opcode, cons
   if (b_optional && !vb && !vc)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: NPU_TERNARY_%s: b and c are both NULL, expected a tensor in one of them",
                 fn, name);
-  if (!select) NPU_TRY(same_dtype(fn, "a", va, vo.dtype));
+  NPU_TRY(same_dtype(fn, "a", va, vo.dtype));
   NPU_TRY(same_shape(fn, "a", va, vo));
   if (vb) {
     NPU_TRY(same_dtype(fn, "b", vb, vo.dtype));
@@ -137,19 +114,13 @@ extern "C" npu_status_t npu_v3_ternary(npu_stream_t stream, int32_t opcode, cons
 
   const Table& t = table();
   program.inputs = 3;
-  program.in = program.out = select ? Compute::raw : compute_of(vo.dtype);
+  program.in = program.out = compute_of(vo.dtype);
   const bool floats = program.in == Compute::f32;
   program.params.f0 = static_cast<float>(scalar_double(s));
   program.params.i0 = scalar_int(s);
   program.scalar_f = scalar_double(s);
   program.scalar_i = scalar_int(s);
   switch (opcode) {
-    case NPU_TERNARY_SELECT: {
-      const size_t size = dtype_size(vo.dtype);
-      program.run = size == 1 ? t.select1 : size == 2 ? t.select2 : size == 4 ? t.select4 : t.select8;
-      program.scalar_i = element_bits(s, vo.dtype);
-      break;
-    }
     case NPU_TERNARY_LERP:
       program.run = t.lerp;
       break;

@@ -156,7 +156,6 @@ void refusals() {
   REFUSED(npu_v3_unary(stream, NPU_UNARY_EXP, f, one, one, x), bad, "out is float64", "expected float32");
   REFUSED(npu_v3_binary(stream, NPU_BINARY_LT, x, y, one, one, x), bad, "out is float64", "expected bool");
   REFUSED(npu_v3_unary(stream, NPU_UNARY_NEG, crooked, one, one, x), NPU_STATUS_INVALID_ADDRESS, "x", "misaligned");
-  REFUSED(npu_v3_ternary(stream, NPU_TERNARY_SELECT, truth, x, y, one, x), no, "FLOAT64");
   REFUSED(npu_v3_ternary(stream, NPU_TERNARY_CLAMP, x, x, y, one, x), no, "FLOAT64");
   REFUSED(npu_v3_reduce(stream, NPU_REDUCE_SUM, x, 1, Tensor(NPU_FLOAT64, {1})), no, "FLOAT64");
   REFUSED(npu_v3_softmax(stream, x, 0, 0, y), no, "FLOAT64");
