@@ -26,17 +26,19 @@ if TYPE_CHECKING:
         reset_stats,
         shutdown,
         stats,
+        strict,
         timing,
         transfers,
     )
     from torchfl._paths import get_include
-    from torchfl.errors import LoadError, VersionError
+    from torchfl.errors import LoadError, UnsupportedOpError, VersionError
     from torchfl.hcd import DescriptorError
 
 __all__ = [
     "DescriptorError",
     "LoadError",
     "LoadedChip",
+    "UnsupportedOpError",
     "VersionError",
     "__version__",
     "chips",
@@ -50,6 +52,7 @@ __all__ = [
     "reset_stats",
     "shutdown",
     "stats",
+    "strict",
     "timing",
     "transfers",
 ]
@@ -57,6 +60,7 @@ __all__ = [
 _HOME = {
     "DescriptorError": "torchfl.hcd",
     "LoadError": "torchfl.errors",
+    "UnsupportedOpError": "torchfl.errors",
     "VersionError": "torchfl.errors",
     "get_include": "torchfl._paths",
 }

@@ -8,12 +8,16 @@ call. torchfl.compose is imported at the first such call, not before.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchfl import __version__
 from torchfl.hcd import terms
 
 
@@ -34,6 +38,7 @@ class ChipTarget:
         # The host has a copy for every chip, by the adapter's copy_nd.
         self._instructions.setdefault("copy_nd", [{"*": set(terms.DTYPES)}])
         self._asked: dict[Any, bool] = {}
+        self.fingerprint = _fingerprint(lowered, engine.kernel_names(index))
 
     def native(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
         """Whether a kernel of the chip takes the call as it is: without conversion of a dtype."""
@@ -62,6 +67,23 @@ class ChipTarget:
         return any(dtype in row["*"] for row in self._instructions.get(name, ()))
 
 
+def _fingerprint(lowered: dict[str, Any], kernels: list[str]) -> str:
+    """Of everything besides a call that its program depends on: what the chip has, and who composes."""
+    facts = {key: lowered[key] for key in ("ops", "instructions", "dtypes", "max_rank", "alignment", "attention")}
+    text = json.dumps([facts, sorted(kernels), torch.__version__, __version__, _sources()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> str:
+    """Of the composer itself, so that work on it never meets programs of an earlier state."""
+    folder = Path(__file__).parent / "compose"
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 @functools.cache
 def _schemas() -> Any:
     from torchfl.compose import instructions
@@ -71,22 +93,24 @@ def _schemas() -> Any:
 
 def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
     """Have `engine` compose; `lowered_of`: device type of each loaded chip -> its descriptor, lowered."""
-    targets: dict[int, ChipTarget] = {}
+    composers: dict[int, Any] = {}
 
     def _compose(name: str, overload: str, args: list[Any], index: int) -> str | tuple[dict[str, Any], list[Any]]:
-        from torchfl.compose import trace
+        from torchfl.compose.cache import ProgramCache
+        from torchfl.compose.composer import Composer
+        from torchfl.compose.trace import NotComposable
 
-        if index not in targets:
-            device_type = engine.label(index).partition(":")[0]
-            targets[index] = ChipTarget(engine, index, lowered_of[device_type])
+        if index not in composers:
+            target = ChipTarget(engine, index, lowered_of[engine.label(index).partition(":")[0]])
+            composers[index] = Composer(target, ProgramCache(target.fingerprint))
         packet = getattr(torch.ops.aten, name.partition("::")[2])
         op = getattr(packet, overload or "default")
         plain = [i for i, a in enumerate(op._schema.arguments) if not a.kwarg_only]
         kwargs = {a.name: args[i] for i, a in enumerate(op._schema.arguments) if a.kwarg_only}
         with _disable_current_modes(), torch.no_grad():
             try:
-                program = trace.compose(op, [args[i] for i in plain], kwargs, targets[index])
-            except trace.NotComposable as reason:
+                program = composers[index].program(op, [args[i] for i in plain], kwargs)
+            except NotComposable as reason:
                 return str(reason)
             constants = []
             for constant in program.constants:

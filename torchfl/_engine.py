@@ -149,6 +149,18 @@ def reset_stats() -> None:
 
 
 @contextlib.contextmanager
+def strict(on: bool = True) -> Iterator[None]:
+    """Inside, a call that would leave the chip for the CPU raises `UnsupportedOpError` instead, in every thread.
+    `TORCHFL_STRICT=1` does the same for a whole process."""
+    c = engine()
+    before = c.set_strict(on)
+    try:
+        yield
+    finally:
+        c.set_strict(before)
+
+
+@contextlib.contextmanager
 def timing() -> Iterator[None]:
     """Inside, `stats` also sums wall time: every operator waits for the device before and after, so nothing overlaps
     and the whole is slower than without."""

@@ -312,10 +312,23 @@ py::list memory_snapshot(int index) {
   return out;
 }
 
+// As an exception that carries its Python type across threads: backward may raise it in one of autograd's.
+void raise_unsupported(const std::string& text) {
+  py::gil_scoped_acquire gil;
+  const py::object type = py::module_::import("torchfl.errors").attr("UnsupportedOpError");
+  PyErr_SetString(type.ptr(), text.c_str());
+  python_error error;
+  error.persist();
+  throw error;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   define_composer(m);
+  stats::set_raise(&raise_unsupported);
+  m.def("kernel_names", [](int index) { return runtime::device_unopened(index).chip->adapter->kernel_names(); });
+  m.def("set_strict", [](bool on) { return stats::g_strict.exchange(on); });
   static auto* load_error = new py::exception<Error>(m, "LoadError", PyExc_RuntimeError);
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {

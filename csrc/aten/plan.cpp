@@ -214,7 +214,7 @@ std::string mapping_line(const OpPath& row, const Plan& plan) {
 
 // What running this call elsewhere looks like to the user, said once.
 void announce_elsewhere(const OpState& op, Plan& plan, const std::string& path, const std::string& reason, bool first) {
-  if (first) {
+  if (first && !(plan.kind == Plan::Kind::cpu && stats::g_strict.load())) {
     const bool composite = plan.kind == Plan::Kind::composite;
     stats::log(composite ? 0 : 2, op.display + " on " + plan.entry->label +
                                       (composite ? " is taken apart by PyTorch: " : " runs on the CPU: ") + reason);
@@ -233,18 +233,54 @@ void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool annou
   if (announce) announce_elsewhere(op, plan, path, reason, created);
 }
 
+// Operator, device, dtype, what would be accepted, and a change that makes it so.
+std::string unsupported_text(const OpState& op, at::ArrayRef<c10::IValue> args, const Plan& plan,
+                             const Decision& decision) {
+  // A firewall of the whole chip has said all there is to say.
+  if (!decision.attempts.empty() && decision.attempts[0].target == "attention unit") return decision.reason;
+  const Chip& chip = plan.entry->chip->chip;
+  int32_t dtype = 0;
+  for (const c10::IValue& arg : args) {
+    if (dtype == 0 && arg.isTensor() && arg.toTensor().defined()) dtype = to_uba_dtype(arg.toTensor().scalar_type());
+  }
+  DtypeSet accepted = 0;
+  for (const OpPath& row : chip.ops) {
+    if (row.op != op.schema.name) continue;
+    for (const auto& [argument, set] : row.dtypes) accepted |= argument == "*" ? set : 0;
+  }
+  std::string text = "Op '" + op.display + "' not supported on device '" + plan.entry->label + "'";
+  if (dtype != 0) text += std::string(" with dtype '") + dtype_name(dtype) + "'";
+  if (dtype != 0 && accepted != 0 && (accepted & dtype_bit(dtype)) == 0) {
+    std::string list, cast;
+    for (int32_t d = 1; d < 32; d++) {
+      if ((accepted & dtype_bit(d)) == 0) continue;
+      list += (list.empty() ? "'" : ", '") + std::string(dtype_name(d)) + "'";
+    }
+    // Of the accepted dtypes of its kind, the widest.
+    const bool floating = c10::isFloatingType(*from_uba_dtype(dtype));
+    for (int32_t d = 1; d < 32; d++) {
+      if ((accepted & dtype_bit(d)) == 0 || c10::isFloatingType(*from_uba_dtype(d)) != floating) continue;
+      if (cast.empty() || dtype_size(d) > dtype_size(dtype_from_name(cast))) cast = dtype_name(d);
+    }
+    text += ". Available dtypes: [" + list + "].";
+    if (!cast.empty()) text += " Suggested fix: cast input to torch." + cast + ".";
+    return text;
+  }
+  return text + ": " + decision.reason + ". Suggested fix: call it on the CPU (.cpu()), or give the descriptor a kernel "
+         "or the instructions for it.";
+}
+
 // A program in the place of the kernel that is missing. Its attempt stands before those of the paths behind it.
 bool compose_here(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, const std::string& reason,
-                  bool announce, BuiltPlan& built) {
+                  bool announce, BuiltPlan& built, std::string* why) {
   Plan& plan = *built.plan;
   Decision& decision = built.decision;
   if (!can_compose() || signature.host_tensors || !plan.entry->chip->routes.may_compose(op.schema)) return false;
-  std::string why;
-  const bool composed = compose_plan(op, args, signature, built, &why);
+  const bool composed = compose_plan(op, args, signature, built, why);
   auto behind = std::find_if(decision.attempts.begin(), decision.attempts.end(),
                              [](const Attempt& attempt) { return attempt.path > Path::composed; });
   if (composed) behind = decision.attempts.erase(behind, decision.attempts.end());
-  decision.attempts.insert(behind, {Path::composed, "program", composed, why, "", 0});
+  decision.attempts.insert(behind, {Path::composed, "program", composed, *why, "", 0});
   if (!composed || !built.resize.empty() || built.again) return composed;
   decision.path = Path::composed;
   bool created = false;
@@ -314,8 +350,11 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
     decision.path = Path::cpu;
     decision.reason = reason;
-    if (compose && compose_here(op, args, signature, reason, announce, built)) return std::move(built);
-    go_elsewhere(op, plan, reason, announce);
+    std::string uncomposed;
+    if (compose && compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
+    if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
+    go_elsewhere(op, plan, decision.reason, announce);
+    if (plan.kind == Plan::Kind::cpu) plan.error = unsupported_text(op, args, plan, decision);
     return std::move(built);
   };
 
@@ -328,7 +367,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     decision = chip.routes.decide({CallView{&op.schema, nullptr, 0, nullptr, 0}});
     if (decision.path == Path::error) {
       plan.kind = Plan::Kind::error;
-      plan.error = decision.reason;
+      plan.error = unsupported_text(op, args, plan, decision);
       return built;
     }
     return elsewhere(decision.reason);
@@ -459,7 +498,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   decision = chip.routes.decide(query);
   if (decision.path == Path::error) {
     plan.kind = Plan::Kind::error;
-    plan.error = decision.reason;
+    plan.error = unsupported_text(op, args, plan, decision);
     return built;
   }
   if (decision.path != Path::native) {

@@ -285,7 +285,9 @@ struct Depth {
 };
 
 void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
-  if (plan.kind == Plan::Kind::error) TORCH_CHECK_NOT_IMPLEMENTED(false, plan.error);
+  if (C10_UNLIKELY(plan.kind == Plan::Kind::error)) stats::unsupported(plan.error);
+  if (C10_UNLIKELY(plan.kind == Plan::Kind::cpu && stats::g_strict.load(std::memory_order_relaxed)))
+    stats::unsupported(plan.error + " It would run on the CPU, which strict mode forbids.");
   if (plan.kind == Plan::Kind::composite) {
     plan.counters->calls.fetch_add(1, std::memory_order_relaxed);
     if (op.own_composite != nullptr) {

@@ -1,6 +1,8 @@
 // stats.cpp: see stats.h.
 #include "stats.h"
 
+#include <c10/util/Exception.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -10,14 +12,26 @@
 namespace torchfl::stats {
 
 std::atomic<bool> g_timing{false};
+std::atomic<bool> g_strict{[] {
+  const char* value = std::getenv("TORCHFL_STRICT");
+  return value != nullptr && *value != '\0' && *value != '0';
+}()};
 
 namespace {
 std::mutex g_mutex;
 std::vector<std::unique_ptr<OpCounters>> g_counters;
 std::unordered_map<std::string, OpCounters*> g_index;
 std::atomic<Sink> g_sink{nullptr};
+std::atomic<Raise> g_raise{nullptr};
 std::atomic<int> g_debug{-1};
 }  // namespace
+
+void set_raise(Raise raise) { g_raise.store(raise); }
+
+void unsupported(const std::string& text) {
+  if (Raise raise = g_raise.load()) raise(text);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, text);
+}
 
 OpCounters& counters(const std::string& device, const std::string& op, const std::string& path,
                      const std::string& target, const std::string& reason, bool* created) {

@@ -37,6 +37,12 @@ void reset();
 using Sink = void (*)(int level, const std::string& line);
 void set_sink(Sink sink);
 void log(int level, const std::string& line);
+// Strict: what would leave the chip raises instead.
+extern std::atomic<bool> g_strict;
+// Raises torchfl.UnsupportedOpError, a NotImplementedError.
+[[noreturn]] void unsupported(const std::string& text);
+using Raise = void (*)(const std::string& text);
+void set_raise(Raise raise);
 bool debug_lines();  // TORCH_FL_DEBUG
 void set_debug_lines(bool on);
 
