@@ -6,7 +6,6 @@ Contract: the program computes the same. Order matters: dead steps first, so tha
 from __future__ import annotations
 
 import functools
-
 from typing import Any
 
 import torch

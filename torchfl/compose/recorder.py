@@ -129,7 +129,9 @@ class Recorder(TorchDispatchMode):
         return base
 
     def _adopt(self, tensor: Tensor) -> Tensor:
-        mine = self.constant(tensor.contiguous())
+        # All of its storage: other views of it may follow.
+        count = tensor.untyped_storage().nbytes() // tensor.element_size()
+        mine = self.constant(tensor.as_strided([count], [1], 0))
         self.alive.append(tensor)
         self.base_of[tensor.untyped_storage()._cdata] = self.base_of[mine.untyped_storage()._cdata]
         return mine
@@ -144,7 +146,7 @@ class Recorder(TorchDispatchMode):
                 0 if n == 1 and m != 1 else s for n, s, m in zip(shape, strides, sizes[lead:], strict=True)
             )
             shape = sizes
-        offset = tensor.storage_offset() if tensor.device.type == "meta" else 0
+        offset = tensor.storage_offset()
         key = (base, tensor.dtype, offset, shape, strides)
         ident = self._views.get(key)
         if ident is None:

@@ -68,5 +68,4 @@ def erf(rec: Recorder, x: Tensor) -> Tensor:
     t = vec(rec, "vadd", vec(rec, "vmul", vec(rec, "vmax", size, 1.0), 2 / 3), -5 / 3)
     outer = vec(rec, "vsub", 1.0, vec(rec, "vexp", horner(rec, t, far)))
     signed = vec(rec, "vselect", vec(rec, "vlt", x, 0), vec(rec, "vneg", outer), outer)
-    made = vec(rec, "vselect", vec(rec, "vlt", size, 1.0), inner, signed)
-    return vec(rec, "vselect", vec(rec, "vne", x, x), x, made)
+    return vec(rec, "vselect", vec(rec, "vlt", size, 1.0), inner, signed)

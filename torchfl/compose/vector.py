@@ -172,10 +172,11 @@ def _exact(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 def _otherwise(rec: Recorder, name: str, dtype: torch.dtype, operands: list[Any], sizes: torch.Size) -> Tensor:
     result: Any = NotImplemented
-    alternative = _ALTERNATIVES.get(name)
-    if alternative is not None and name not in rec.trying:
+    if name not in rec.trying:
         rec.trying.append(name)  # vne by veq by vne ...
-        result = rec.need(lambda: alternative(rec, *operands))
+        for alternative in _ALTERNATIVES.get(name, ()):
+            if result is NotImplemented:
+                result = rec.need(lambda f=alternative: f(rec, *operands))  # type: ignore[misc]
         rec.trying.pop()
     if (result is NotImplemented and name not in ("vnot", "vshl", "vshr")) or dtype == torch.bool:
         for wide in _WIDER.get(dtype, ()):
@@ -236,6 +237,25 @@ def _max_by_compare(name: str, compare: str) -> Callable[..., Tensor]:
         return vec(rec, "vselect", vec(rec, "vne", a, a), a, picked)  # a NaN; one in b was picked already
 
     return run
+
+
+def _opposite(name: str) -> Callable[..., Any]:
+    """The least is the negative of the greatest negative; integers have a number without one."""
+
+    def run(rec: Recorder, a: Any, b: Any) -> Any:
+        dtype = a.dtype if isinstance(a, Tensor) else b.dtype
+        if not dtype.is_floating_point:
+            return NotImplemented
+        a, b = (vec(rec, "vneg", x) if isinstance(x, Tensor) else -x for x in (a, b))
+        return vec(rec, "vneg", vec(rec, name, a, b))
+
+    return run
+
+
+def _select_not(rec: Recorder, x: Tensor) -> Any:
+    if x.dtype != torch.bool:
+        return NotImplemented
+    return vec(rec, "vselect", x, False, rec.full((), True, torch.bool))
 
 
 def _floor_from(name: str) -> Callable[..., Tensor]:
@@ -304,32 +324,35 @@ def _erf(rec: Recorder, x: Tensor) -> Tensor:
     return erf(rec, x)
 
 
-_ALTERNATIVES: dict[str, Callable[..., Tensor]] = {
-    "vgt": _swap("vlt"),
-    "vlt": _swap("vgt"),
-    "vge": _swap("vle"),
-    "vle": _swap("vge"),
-    "vne": lambda rec, a, b: vec(rec, "vnot", vec(rec, "veq", a, b)),
-    "veq": lambda rec, a, b: vec(rec, "vnot", vec(rec, "vne", a, b)),
-    "vnot": _logical_not,
-    "vneg": _neg,
-    "vsub": _sub,
-    "vabs": _abs,
-    "vselect": _select,
-    "vmax": _max_by_compare("vmax", "vgt"),
-    "vmin": _max_by_compare("vmin", "vlt"),
-    "vceil": _floor_from("vfloor"),
-    "vfloor": _floor_from("vceil"),
-    "vremainder": _remainder,
-    "vrsqrt": lambda rec, x: vec(rec, "vdiv", 1.0, vec(rec, "vsqrt", x)),
-    "vsqrt": lambda rec, x: vec(rec, "vpow", x, 0.5),
-    "vexp2": lambda rec, x: vec(rec, "vexp", vec(rec, "vmul", x, math.log(2))),
-    "vlog2": _scaled("vlog", 1 / math.log(2)),
-    "vlog10": _scaled("vlog", 1 / math.log(10)),
-    "vtanh": _tanh,
-    "vtan": lambda rec, x: vec(rec, "vdiv", vec(rec, "vsin", x), vec(rec, "vcos", x)),
-    "vcopysign": _copysign,
-    "vpow": _pow,
-    "verf": _erf,
-    "vxor": lambda rec, a, b: vec(rec, "vne", a, b) if a.dtype == torch.bool else NotImplemented,
+_ALTERNATIVES: dict[str, tuple[Callable[..., Any], ...]] = {
+    "vgt": (_swap("vlt"),),
+    "vlt": (_swap("vgt"),),
+    "vge": (_swap("vle"),),
+    "vle": (_swap("vge"),),
+    "vne": ((lambda rec, a, b: vec(rec, "vnot", vec(rec, "veq", a, b))),),
+    "veq": (
+        (lambda rec, a, b: vec(rec, "vnot", vec(rec, "vne", a, b))),
+        (lambda rec, a, b: vec(rec, "vand", vec(rec, "vle", a, b), vec(rec, "vle", b, a))),
+    ),
+    "vnot": (_logical_not, _select_not),
+    "vneg": (_neg,),
+    "vsub": (_sub,),
+    "vabs": (_abs,),
+    "vselect": (_select,),
+    "vmax": (_opposite("vmin"), _max_by_compare("vmax", "vgt")),
+    "vmin": (_opposite("vmax"), _max_by_compare("vmin", "vlt")),
+    "vceil": (_floor_from("vfloor"),),
+    "vfloor": (_floor_from("vceil"),),
+    "vremainder": (_remainder,),
+    "vrsqrt": ((lambda rec, x: vec(rec, "vdiv", 1.0, vec(rec, "vsqrt", x))),),
+    "vsqrt": ((lambda rec, x: vec(rec, "vpow", x, 0.5)),),
+    "vexp2": ((lambda rec, x: vec(rec, "vexp", vec(rec, "vmul", x, math.log(2)))),),
+    "vlog2": (_scaled("vlog", 1 / math.log(2)),),
+    "vlog10": (_scaled("vlog", 1 / math.log(10)),),
+    "vtanh": (_tanh,),
+    "vtan": ((lambda rec, x: vec(rec, "vdiv", vec(rec, "vsin", x), vec(rec, "vcos", x))),),
+    "vcopysign": (_copysign,),
+    "vpow": (_pow,),
+    "verf": (_erf,),
+    "vxor": ((lambda rec, a, b: vec(rec, "vne", a, b) if a.dtype == torch.bool else NotImplemented),),
 }

@@ -38,6 +38,35 @@ def silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
+@own("leaky_relu")
+@wide
+def leaky_relu(x: Tensor, slope: Any = 0.01) -> Tensor:
+    return torch.where(x > 0, x, x * slope)
+
+
+@own("leaky_relu_backward")
+@wide
+def leaky_relu_backward(grad: Tensor, x: Tensor, slope: Any, from_result: bool) -> Tensor:
+    return torch.where(x > 0, grad, grad * slope)
+
+
+@own("elu")
+@wide
+def elu(x: Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Tensor:
+    inner = x if isinstance(input_scale, int) and input_scale == 1 else x * input_scale
+    low = torch.expm1(inner)
+    low = low if isinstance(alpha, int) and alpha == 1 else low * alpha
+    made = torch.where(x > 0, x, low)
+    return made if isinstance(scale, int) and scale == 1 else made * scale
+
+
+@own("elu_backward")
+@wide
+def elu_backward(grad: Tensor, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Tensor) -> Tensor:
+    low = (x + alpha * scale) * input_scale if is_result else torch.exp(x * input_scale) * (input_scale * alpha * scale)
+    return grad * torch.where(x > 0, torch.ones_like(x) * scale, low)
+
+
 @own("_softmax")
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     wide_x = x.to(torch.float32) if x.dtype.itemsize == 2 else x

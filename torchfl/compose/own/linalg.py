@@ -182,15 +182,20 @@ def _parity(pivots: Tensor, dtype: torch.dtype) -> Tensor:
     return 1 - 2 * torch.remainder(torch.sum(moved, -1), 2).to(dtype)
 
 
+def _as_factored(a: Tensor) -> Tensor:
+    """PyTorch factors the transpose of a contiguous matrix here, and its backward formula relies on that."""
+    return a.mT if a.is_contiguous() else a
+
+
 @own("_linalg_det")
 def linalg_det(a: Tensor) -> Any:
-    made, pivots, _, _ = lu(a, True)
+    made, pivots, _, _ = lu(_as_factored(a), True)
     return torch.prod(torch.diagonal(made, 0, -2, -1), -1) * _parity(pivots, a.dtype), made, pivots
 
 
 @own("_linalg_slogdet")
 def linalg_slogdet(a: Tensor) -> Any:
-    made, pivots, _, _ = lu(a, True)
+    made, pivots, _, _ = lu(_as_factored(a), True)
     diagonal = torch.diagonal(made, 0, -2, -1)
     sign = torch.prod(torch.sign(diagonal), -1) * _parity(pivots, a.dtype)
     return sign, torch.sum(torch.log(torch.abs(diagonal)), -1), made, pivots

@@ -35,8 +35,9 @@ def batch_norm(x: Tensor, weight: Any, bias: Any, running_mean: Any, running_var
     """Result, saved mean, saved 1 / deviation, and the new running statistics (None if there are none)."""
     if not training:
         rstd = torch.rsqrt(_wide(running_var) + eps)
+        kept_as = x.dtype if weight is None else weight.dtype
         made = _normalise(x, weight, bias, _wide(running_mean), rstd)
-        nothing = torch.empty([0], dtype=rstd.dtype, device=x.device)
+        nothing = torch.empty([0], dtype=kept_as, device=x.device)
         return made, nothing, nothing.clone(), running_mean, running_var
     dims = [0, *range(2, x.dim())]
     count = x.numel() // max(x.shape[1], 1)
@@ -52,7 +53,8 @@ def batch_norm(x: Tensor, weight: Any, bias: Any, running_mean: Any, running_var
     if running_var is not None:
         unbiased = variance * (count / max(count - 1, 1))
         running_var = (_wide(running_var) * (1 - momentum) + unbiased * momentum).to(running_var.dtype)
-    return made, mean, rstd, running_mean, running_var
+    kept_as = x.dtype if weight is None else weight.dtype  # as the CPU keeps them
+    return made, mean.to(kept_as), rstd.to(kept_as), running_mean, running_var
 
 
 @own("native_batch_norm", "_native_batch_norm_legit", "miopen_batch_norm")
