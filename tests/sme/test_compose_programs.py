@@ -184,11 +184,32 @@ def test_foreach_is_one_program_that_writes_in_place() -> None:
     check(aten._foreach_mul_.Tensor, params, torch.tensor(0.5))
 
 
+def test_elements_of_one_kind_are_traced_once_and_stay_apart() -> None:
+    shapes = [(3, 3), (5,), (3, 3), (5,), (3, 3)]
+    a, b, c = ([rand(*s, seed=10 * k + i) for i, s in enumerate(shapes)] for k in range(3))
+    numbers = [0.1, 0.2, 0.3, 0.4, 0.5]
+    for op, args in (
+        (aten._foreach_addcdiv_.ScalarList, [a, b, [t.abs() + 1 for t in c], numbers]),
+        (aten._foreach_addcmul.ScalarList, [a, b, c, numbers]),
+        (aten._foreach_div.ScalarList, [a, numbers]),
+        (aten._foreach_maximum_.List, [a, b]),
+        (aten._foreach_exp_.default, [a]),
+        (aten._foreach_lerp_.List, [a, b, [t.abs() for t in c]]),
+        (aten._foreach_norm.Scalar, [a, 1]),
+        (aten._foreach_copy_.default, [a, b]),
+        (aten._foreach_zero_.default, [a]),
+    ):
+        check(op, *args)
+    check(aten._foreach_add.List, a, b, alpha=0.5)
+    turned = [t.t() for t in (rand(3, 3), rand(3, 3, seed=1))]
+    check(aten._foreach_mul_.List, turned, [rand(3, 3, seed=2), rand(3, 3, seed=3)])
+
+
 def test_fused_adamw() -> None:
-    params = [rand(3, 3), rand(5)]
-    state = [[rand(*p.shape, seed=k) for p in params] for k in (1, 2)]
+    params = [rand(3, 3), rand(5), rand(3, 3, seed=7)]
+    state = [[rand(*p.shape, seed=k + i) for i, p in enumerate(params)] for k in (1, 5)]
     squares = [rand(*p.shape, seed=3).abs() for p in params]
-    steps = [torch.tensor(3.0), torch.tensor(3.0)]
+    steps = [torch.tensor(3.0), torch.tensor(3.0), torch.tensor(5.0)]
     hyper: dict[str, Any] = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
     for amsgrad in (False, True):
         top = [s * 2 for s in squares] if amsgrad else []

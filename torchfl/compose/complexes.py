@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchfl.compose.numbers import is_open, value_of
 from torchfl.compose.recorder import NotComposable, Recorder
-from torchfl.compose.vector import cast, vec
+from torchfl.compose.vector import broadcast, cast, vec
 
 _REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 _COMPLEX = {v: k for k, v in _REAL.items()}
@@ -29,7 +29,7 @@ def parts(x: Any) -> tuple[Any, Any]:
 
 def join(rec: Recorder, re: Any, im: Any, dtype: torch.dtype) -> Tensor:
     shapes = [x.shape for x in (re, im) if isinstance(x, Tensor)]
-    made = rec.empty(torch.broadcast_shapes(*shapes), dtype)
+    made = rec.empty(broadcast(shapes), dtype)
     both = torch.view_as_real(made)
     for i, x in enumerate((re, im)):
         part = both.select(-1, i)

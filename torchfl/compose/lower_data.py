@@ -236,7 +236,9 @@ def product(rec: Recorder, a: Tensor, b: Tensor) -> Tensor:
     if rec.root is not native and rec.target.native(native, (a, b), {}):
         return rec.native(native, (a, b), {})
     for wide in (a.dtype, torch.float32, torch.int64):
-        if rec.has("matmul", wide) and wide.is_floating_point == a.dtype.is_floating_point:
+        if rec.has("matmul", wide) and wide.is_floating_point == a.dtype.is_floating_point and (
+            wide == a.dtype or wide.itemsize > a.dtype.itemsize  # never in less than was asked for
+        ):
             a2, b2 = cast(rec, a, wide), cast(rec, b, wide)
             return cast(rec, rec.run("matmul", [a2, b2], [(sizes, wide, None)]), a.dtype)
     # Without a product unit: products of all pairs, summed.
@@ -555,9 +557,11 @@ lower("new_full")(lambda rec, x, sizes, value, dtype=None, **_: _filled(rec, siz
 @lower("arange", "arange.start", "arange.start_step")
 def arange(rec: Recorder, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     numbers = [value_of(a, bake=True) for a in args]
-    like = torch.arange(*numbers, device="meta", dtype=dtype)
     start, step = (0, 1) if len(args) == 1 else (numbers[0], numbers[2] if len(args) > 2 else 1)
-    return iota(rec, like.shape[0], start, step, like.dtype)
+    end = numbers[0] if len(args) == 1 else numbers[1]
+    if dtype is None:
+        dtype = torch.get_default_dtype() if any(isinstance(n, float) for n in numbers) else torch.int64
+    return iota(rec, max(math.ceil((end - start) / step), 0), start, step, dtype)
 
 
 @lower("prims.iota")

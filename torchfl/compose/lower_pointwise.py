@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchfl.compose.numbers import is_open, value_of
 from torchfl.compose.recorder import NotComposable, Recorder
-from torchfl.compose.vector import cast, vec
+from torchfl.compose.vector import broadcast, cast, vec
 
 LOWER: dict[Any, Callable[..., Any]] = {}
 
@@ -69,9 +69,12 @@ def strides_of(*operands: Any) -> Any:
         return None
     if len(tensors) == 1 and torch._prims_common.is_non_overlapping_and_dense_or_false(tensors[0]):
         return tensors[0].stride()
-    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-    strides = torch._prims_common.compute_elementwise_output_strides(*(t.expand(shape) for t in tensors))
-    return tuple(strides)
+    # PyTorch's own iterator decides (its Python twin imports SymPy: 300 ms).
+    if len(tensors) == 1:
+        return torch.logical_not(tensors[0]).stride()
+    if len(tensors) == 2:
+        return torch.logical_and(*tensors).stride()
+    return torch.where(tensors[0] if tensors[0].dtype == torch.bool else tensors[0].bool(), *tensors[1:3]).stride()
 
 
 def tensor_of(rec: Recorder, x: Any, dtype: torch.dtype) -> Tensor:
@@ -503,7 +506,7 @@ def where(rec: Recorder, cond: Tensor, a: Any, b: Any) -> Any:
 def masked_fill(rec: Recorder, x: Tensor, mask: Tensor, value: Any) -> Any:
     if is_complex(x, value):
         return NotImplemented
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    shape = broadcast([x.shape, mask.shape])
     return vec(rec, "vselect", cast(rec, mask, torch.bool), cast(rec, value, x.dtype), x.expand(shape))
 
 

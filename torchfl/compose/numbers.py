@@ -83,6 +83,18 @@ class Numbers:
         leaves = frozenset().union(*(n.leaves for n in nodes))
         return self._node(op, [n.index for n in nodes], _apply(op, [n.value for n in nodes]), leaves).wrap()
 
+    def renamed(self, index: int, rename: Callable[[int], int]) -> int:
+        """The expression with its operands renamed; the same one if that changes nothing."""
+        e = self.expressions[index]
+        if e.op in ("arg", "literal"):
+            return index
+        operands = e.args[:1] if e.op == "cast" else e.args
+        new = [rename(i) for i in operands]
+        if new == operands:
+            return index
+        self.expressions.append(NumberExpr(e.op, [*new, *e.args[len(operands) :]]))
+        return len(self.expressions) - 1
+
     def cast(self, x: Any, kind: str) -> Any:
         node = x.node
         value = int(node.value) if kind == "int" else float(node.value)

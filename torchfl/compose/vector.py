@@ -34,7 +34,15 @@ def broadcast(shapes: Sequence[torch.Size]) -> torch.Size:
     first = shapes[0]
     if all(s == first for s in shapes):
         return first
-    return torch.broadcast_shapes(*shapes)
+    rank = max(map(len, shapes))
+    sizes = [1] * rank
+    for shape in shapes:
+        for d, n in enumerate(shape, rank - len(shape)):
+            if n != 1:
+                if sizes[d] not in (1, n):
+                    raise ValueError(f"sizes {shapes} do not broadcast")
+                sizes[d] = n
+    return torch.Size(sizes)
 
 
 def _strides(tensors: Sequence[Tensor], sizes: torch.Size) -> Sequence[int] | None:

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import importlib
 
+import torch
+from torch._decomp import decomposition_table
+
+from torchfl.compose._lean import spare_dynamo
+
 _TOPICS = (
     "activation",
     "bags",
+    "basic",
     "convolution",
     "counting",
     "distance",
@@ -36,4 +42,17 @@ def register() -> None:
     if not _done:
         for topic in _TOPICS:
             importlib.import_module(f"torchfl.compose.own.{topic}")
+        for module in (torch._refs, torch._refs.nn.functional, torch._refs.special, torch._refs.linalg):
+            for f in vars(module).values():
+                if hasattr(f, "__wrapped__"):
+                    spare_dynamo(f)
+        for f in decomposition_table.values():
+            spare_dynamo(f)
         _done = True
+
+
+def preload() -> None:
+    """Imports what PyTorch's own decompositions import when they are first used (SymPy: 0.3 s), for a quiet moment."""
+    import torch.fx.experimental.symbolic_shapes as module
+
+    assert module

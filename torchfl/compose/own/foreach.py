@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchfl.compose.own._elements import over_elements
 from torchfl.compose.own._register import own
 from torchfl.compose.trace import OWN
 
 _aten = torch.ops.aten
 
 
-def _base(name: str, arguments: list[str]) -> Callable[..., Any] | None:
+def _base(name: str) -> Callable[..., Any] | None:
     """What the operator does to one element of its lists."""
     special: dict[str, Callable[..., Any]] = {
         "zero": lambda x: torch.zeros_like(x),
@@ -33,36 +34,40 @@ def _base(name: str, arguments: list[str]) -> Callable[..., Any] | None:
 def _one_by_one(op: Any, name: str) -> Callable[..., Any]:
     writes = name.endswith("_")
     arguments = [a.name for a in op._schema.arguments]
-    types = [str(a.type) for a in op._schema.arguments]
-    f = _base(name.rstrip("_"), arguments)
+    f = _base(name.rstrip("_"))
     assert f is not None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(arguments, args, strict=False)) | kwargs
+        given.pop("non_blocking", None)
         count = len(args[0])
-        made = []
-        for i in range(count):
-            mine: list[Any] = []
-            named: dict[str, Any] = {}
-            for argument, kind in zip(arguments, types, strict=True):
-                if argument not in given:
-                    continue
-                x = given[argument]
-                if isinstance(x, (list, tuple)) or (isinstance(x, Tensor) and argument == "scalars"):
-                    x = x[i]
-                if (argument in ("alpha", "value", "scalars") and len(mine) > 2) or argument in ("alpha", "dtype"):
-                    named["alpha" if argument == "alpha" else "dtype" if argument == "dtype" else "value"] = x
-                elif argument not in ("non_blocking",):
-                    mine.append(x)
-                assert kind
-            made.append(f(*mine, **named))
-        if not writes:
-            return made
-        for target, source in zip(args[0], made, strict=True):
-            target.copy_(source)
-        return None
+        keywords: dict[str, str] = {}  # the name that the operator for one tensor has for it
+        for argument in given:
+            if argument in ("alpha", "dtype"):
+                keywords[argument] = argument
+            elif argument in ("value", "scalars") and len(given) > 3:
+                keywords[argument] = "value"
+        tables = [
+            list(x) if isinstance(x, (list, tuple)) or _is_scalars(n, x) else [x] * count for n, x in given.items()
+        ]
+
+        def one(*row: Any) -> Any:
+            mine = [x for n, x in zip(given, row, strict=True) if n not in keywords]
+            named = {keywords[n]: x for n, x in zip(given, row, strict=True) if n in keywords}
+            made = f(*mine, **named)
+            if not writes:
+                return made
+            row[0].copy_(made)
+            return None
+
+        made = over_elements(one, tables)
+        return None if writes else made
 
     return run
+
+
+def _is_scalars(name: str, x: Any) -> bool:
+    return isinstance(x, Tensor) and name == "scalars"
 
 
 def _register() -> None:
@@ -71,7 +76,7 @@ def _register() -> None:
             continue
         name = packet_name.removeprefix("_foreach_")
         packet = getattr(_aten, packet_name)
-        if _base(name.rstrip("_"), []) is None:
+        if _base(name.rstrip("_")) is None:
             continue
         for overload in packet.overloads():
             if "out" in overload:
@@ -92,10 +97,6 @@ def foreach_norm(tensors: list[Tensor], ord: Any = 2, dtype: Any = None) -> list
     return [torch.linalg.vector_norm(x, ord, dtype=dtype) for x in tensors]
 
 
-def _find_inf(grads: list[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> list[Tensor]:
-    return grads if grad_scale is None else [g / grad_scale for g in grads]
-
-
 def _keep(found_inf: Tensor | None, target: Tensor, new: Tensor) -> None:
     """Writes unless a gradient was found to be infinite."""
     target.copy_(new if found_inf is None else torch.where(found_inf == 1, target, new))
@@ -106,29 +107,31 @@ def _adam(decoupled: bool) -> Callable[..., None]:
             max_exp_avg_sqs: list[Tensor], state_steps: list[Tensor], *, lr: Any, beta1: Any, beta2: Any,
             weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool, grad_scale: Tensor | None = None,
             found_inf: Tensor | None = None) -> None:  # fmt: skip
-        for i, p in enumerate(params):
+        def one(p: Tensor, grad: Tensor, avg: Tensor, square: Tensor, top: Any, count: Tensor) -> None:
             wide = torch.float32 if p.dtype.itemsize == 2 else p.dtype
-            g = grads[i].to(wide)
+            g = grad.to(wide)
             if grad_scale is not None:
                 g = g / grad_scale
-                _keep(found_inf, grads[i], g.to(grads[i].dtype))
+                _keep(found_inf, grad, g.to(grad.dtype))
             g = -g if maximize else g
-            x, m, v = (t.to(wide) for t in (p, exp_avgs[i], exp_avg_sqs[i]))
+            x, m, v = (t.to(wide) for t in (p, avg, square))
             x, g = (x * (1 - lr * weight_decay), g) if decoupled else (x, g + x * weight_decay)
             m = m + (g - m) * (1 - beta1)
             v = v * beta2 + (g * g) * (1 - beta2)
-            step = state_steps[i].to(wide)
+            step = count.to(wide)
             correction1 = 1 - torch.pow(torch.full_like(step, 1.0) * beta1, step)
             correction2 = 1 - torch.pow(torch.full_like(step, 1.0) * beta2, step)
+            most = v
             if amsgrad:
-                top = torch.maximum(max_exp_avg_sqs[i].to(wide), v)
-                _keep(found_inf, max_exp_avg_sqs[i], top.to(p.dtype))
-            else:
-                top = v
-            denominator = torch.sqrt(top) / torch.sqrt(correction2) + eps
+                most = torch.maximum(top.to(wide), v)
+                _keep(found_inf, top, most.to(p.dtype))
+            denominator = torch.sqrt(most) / torch.sqrt(correction2) + eps
             _keep(found_inf, p, (x - (lr / correction1) * m / denominator).to(p.dtype))
-            _keep(found_inf, exp_avgs[i], m.to(p.dtype))
-            _keep(found_inf, exp_avg_sqs[i], v.to(p.dtype))
+            _keep(found_inf, avg, m.to(p.dtype))
+            _keep(found_inf, square, v.to(p.dtype))
+
+        tops = max_exp_avg_sqs if amsgrad else [None] * len(params)
+        over_elements(one, [params, grads, exp_avgs, exp_avg_sqs, tops, state_steps])
 
     return run
 
@@ -141,20 +144,22 @@ own("_fused_adamw_", "_fused_adamw_.tensor_lr")(_adam(decoupled=True))
 def fused_sgd(params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], *, weight_decay: Any, momentum: Any,
               lr: Any, dampening: Any, nesterov: bool, maximize: bool, is_first_step: bool,
               grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:  # fmt: skip
-    for i, p in enumerate(params):
+    def one(p: Tensor, grad: Tensor, buffer: Any) -> None:
         wide = torch.float32 if p.dtype.itemsize == 2 else p.dtype
-        g = grads[i].to(wide)
+        g = grad.to(wide)
         if grad_scale is not None:
             g = g / grad_scale
-            _keep(found_inf, grads[i], g.to(grads[i].dtype))
+            _keep(found_inf, grad, g.to(grad.dtype))
         g = -g if maximize else g
         x = p.to(wide)
         g = g + x * weight_decay
-        if buffers:
-            b = g if is_first_step else buffers[i].to(wide) * momentum + g * (1 - dampening)
-            _keep(found_inf, buffers[i], b.to(p.dtype))
+        if buffer is not None:
+            b = g if is_first_step else buffer.to(wide) * momentum + g * (1 - dampening)
+            _keep(found_inf, buffer, b.to(p.dtype))
             g = g + b * momentum if nesterov else b
         _keep(found_inf, p, (x - g * lr).to(p.dtype))
+
+    over_elements(one, [params, grads, buffers or [None] * len(params)])
 
 
 @own("_amp_foreach_non_finite_check_and_unscale_")

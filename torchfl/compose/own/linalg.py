@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchfl.compose.own._register import own
 from torchfl.compose.recorder import NotComposable
+from torchfl.compose.vector import broadcast
 
 _MOST = 64
 
@@ -28,7 +29,7 @@ def _check(*tensors: Tensor) -> None:
 def solve_lower(a: Tensor, b: Tensor, unit: bool) -> Tensor:
     """x with a x = b, a lower triangular; only that triangle is read."""
     n = a.shape[-1]
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast([a.shape[:-2], b.shape[:-2]])
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     rows: list[Tensor] = []
     for k in range(n):
@@ -59,7 +60,7 @@ def linalg_solve_triangular(
 def triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast([a.shape[:-2], b.shape[:-2]])
     x = solve_triangular(a.mT if transpose else a, b, upper != transpose, True, unitriangular)
     return x, a.expand(*batch, *a.shape[-2:]).clone()
 
@@ -143,7 +144,7 @@ def linalg_lu(a: Tensor, *, pivot: bool = True) -> Any:
 
 
 def _lu_solve(a: Tensor, order: Tensor, b: Tensor, adjoint: bool) -> Tensor:
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast([a.shape[:-2], b.shape[:-2]])
     b = b.expand(*batch, *b.shape[-2:])
     order = order.expand(*batch, order.shape[-1])
     if not adjoint:
