@@ -180,7 +180,7 @@ def cast_complex(rec: Recorder, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def product(rec: Recorder, a: Tensor, b: Tensor) -> Tensor:
-    from torchfl.compose.lower_data import product as real_product
+    from torchfl.compose.lower_reduce import product as real_product
 
     (ar, ai), (br, bi) = parts(a), parts(b)
     re = vec(rec, "vsub", real_product(rec, ar, br), real_product(rec, ai, bi))

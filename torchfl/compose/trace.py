@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from torchfl.compose import lower_data, lower_pointwise
+from torchfl.compose import alternatives, lower_make, lower_pointwise, lower_unary
 from torchfl.compose.finish import finish
 from torchfl.compose.lower_pointwise import LOWER
 from torchfl.compose.numbers import is_open, value_of
@@ -421,4 +421,4 @@ def compose(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     raise reason
 
 
-assert lower_data  # its lowerings register on import
+assert alternatives and lower_make and lower_unary  # they register on import

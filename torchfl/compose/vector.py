@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchfl.compose.instructions import INSTRUCTIONS
-from torchfl.compose.numbers import is_open, value_of
+from torchfl.compose.numbers import is_open
 from torchfl.compose.recorder import NotComposable, Recorder, dtype_name
 
 _WIDER = {
@@ -27,6 +27,8 @@ _WIDER = {
     torch.int32: (torch.int64,),
     torch.bool: (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32, torch.float16),
 }
+_ALTERNATIVES: dict[str, tuple[Callable[..., Any], ...]] = {}
+"""What stands in for an instruction, the best first. Filled by alternatives.py."""
 _RESULT_BOOL = frozenset(i.name for i in INSTRUCTIONS.values() if i.result == "bool")
 
 
@@ -200,167 +202,3 @@ def _widened(rec: Recorder, name: str, dtype: torch.dtype, wide: torch.dtype, op
     first = 1 if name == "vselect" else 0
     result = vec(rec, name, *operands[:first], *(cast(rec, x, wide) for x in operands[first:]))
     return result if name in _RESULT_BOOL else cast(rec, result, dtype)
-
-
-def _swap(name: str) -> Callable[..., Tensor]:
-    return lambda rec, a, b: vec(rec, name, b, a)
-
-
-def _logical_not(rec: Recorder, x: Tensor) -> Tensor:
-    if x.dtype != torch.bool:
-        return vec(rec, "vsub", -1, x)  # two's complement
-    return vec(rec, "veq", x, False)
-
-
-def _abs(rec: Recorder, x: Tensor) -> Tensor:
-    return vec(rec, "vmax", x, vec(rec, "vneg", x))
-
-
-def _neg(rec: Recorder, x: Tensor) -> Tensor:
-    return vec(rec, "vmul", x, -1) if rec.has("vmul", x.dtype) else vec(rec, "vsub", -0.0, x)
-
-
-def _sub(rec: Recorder, a: Any, b: Any) -> Tensor:
-    if isinstance(b, Tensor):
-        return vec(rec, "vadd", a, vec(rec, "vneg", b) if rec.has("vneg", b.dtype) else vec(rec, "vmul", b, -1))
-    return vec(rec, "vadd", a, -b)
-
-
-def _select(rec: Recorder, cond: Tensor, a: Any, b: Any) -> Tensor:
-    """cond * a + (1 - cond) * b would turn an unused NaN into a result; bits do not."""
-    dtype = a.dtype if isinstance(a, Tensor) else b.dtype
-    if dtype != torch.bool:
-        raise NotComposable(f"no vselect for {dtype_name(dtype)}")
-    yes = vec(rec, "vand", cond, a)
-    return vec(rec, "vor", yes, vec(rec, "vand", vec(rec, "vnot", cond), b))
-
-
-def _max_by_compare(name: str, compare: str) -> Callable[..., Tensor]:
-    def run(rec: Recorder, a: Any, b: Any) -> Tensor:
-        if not isinstance(a, Tensor):
-            a, b = b, a
-        picked = vec(rec, "vselect", vec(rec, compare, a, b), a, b)
-        if not a.dtype.is_floating_point:
-            return picked
-        return vec(rec, "vselect", vec(rec, "vne", a, a), a, picked)  # a NaN; one in b was picked already
-
-    return run
-
-
-def _opposite(name: str) -> Callable[..., Any]:
-    """The least is the negative of the greatest negative; integers have a number without one."""
-
-    def run(rec: Recorder, a: Any, b: Any) -> Any:
-        dtype = a.dtype if isinstance(a, Tensor) else b.dtype
-        if not dtype.is_floating_point:
-            return NotImplemented
-        a, b = (vec(rec, "vneg", x) if isinstance(x, Tensor) else -x for x in (a, b))
-        return vec(rec, "vneg", vec(rec, name, a, b))
-
-    return run
-
-
-def _select_not(rec: Recorder, x: Tensor) -> Any:
-    if x.dtype != torch.bool:
-        return NotImplemented
-    return vec(rec, "vselect", x, False, rec.full((), True, torch.bool))
-
-
-def _floor_from(name: str) -> Callable[..., Tensor]:
-    def run(rec: Recorder, x: Tensor) -> Tensor:
-        return vec(rec, "vneg", vec(rec, name, vec(rec, "vneg", x)))
-
-    return run
-
-
-def _remainder(rec: Recorder, a: Any, b: Any) -> Tensor:
-    r = vec(rec, "vfmod", a, b)
-    fix = vec(rec, "vand", vec(rec, "vne", r, 0), vec(rec, "vne", vec(rec, "vlt", r, 0), _negative(rec, b)))
-    return vec(rec, "vselect", fix, vec(rec, "vadd", r, b), r)
-
-
-def _negative(rec: Recorder, b: Any) -> Any:
-    return vec(rec, "vlt", b, 0) if isinstance(b, Tensor) else bool(b < 0)
-
-
-def _scaled(name: str, factor: float) -> Callable[..., Tensor]:
-    return lambda rec, x: vec(rec, "vmul", vec(rec, name, x), factor)
-
-
-def _tanh(rec: Recorder, x: Tensor) -> Tensor:
-    """Through e^-2|x|, which cannot overflow; near 0 the difference 1 - e loses digits, where x - x^3/3 + 2x^5/15 has
-    them."""
-    e = vec(rec, "vexp", vec(rec, "vmul", vec(rec, "vabs", x), -2.0))
-    t = vec(rec, "vdiv", vec(rec, "vsub", 1.0, e), vec(rec, "vadd", e, 1.0))
-    s = vec(rec, "vmul", x, x)
-    p = vec(rec, "vadd", vec(rec, "vmul", s, -17.0 / 315), 2.0 / 15)
-    p = vec(rec, "vadd", vec(rec, "vmul", vec(rec, "vadd", vec(rec, "vmul", p, s), -1.0 / 3), s), 1.0)
-    near = vec(rec, "vmul", x, p)
-    signed = vec(rec, "vselect", vec(rec, "vlt", x, 0), vec(rec, "vneg", t), t)
-    return vec(rec, "vselect", vec(rec, "vlt", s, 0.04), near, signed)
-
-
-def _copysign(rec: Recorder, a: Any, b: Any) -> Tensor:
-    """The sign of zero shows in its reciprocal."""
-    if not isinstance(b, Tensor):
-        size = vec(rec, "vabs", a)
-        return vec(rec, "vneg", size) if math.copysign(1, value_of(b, bake=True)) < 0 else size
-    size = vec(rec, "vabs", a) if isinstance(a, Tensor) else abs(a)
-    negative = vec(rec, "vlt", vec(rec, "vselect", vec(rec, "veq", b, 0), vec(rec, "vdiv", 1.0, b), b), 0)
-    return vec(rec, "vselect", negative, vec(rec, "vneg", size) if isinstance(size, Tensor) else -size,
-               size if isinstance(size, Tensor) else rec.full(b.shape, size, b.dtype))  # fmt: skip
-
-
-def _pow(rec: Recorder, a: Any, b: Any) -> Tensor:
-    if not isinstance(b, Tensor) and not is_open(b) and float(b).is_integer() and 0 < b <= 16:
-        result, square, n = None, a, int(b)
-        while n:
-            if n & 1:
-                result = square if result is None else vec(rec, "vmul", result, square)
-            n >>= 1
-            square = vec(rec, "vmul", square, square) if n else square
-        return result if result is not a else vec(rec, "vmul", a, 1)
-    if isinstance(a, Tensor) or is_open(a) or a <= 0:
-        raise NotComposable("no vpow")
-    return vec(rec, "vexp", vec(rec, "vmul", b, math.log(a)))
-
-
-def _erf(rec: Recorder, x: Tensor) -> Tensor:
-    """By numerical approximations fitted on first use (see special.py); about 1e-7 in float32."""
-    from torchfl.compose.special import erf
-
-    return erf(rec, x)
-
-
-_ALTERNATIVES: dict[str, tuple[Callable[..., Any], ...]] = {
-    "vgt": (_swap("vlt"),),
-    "vlt": (_swap("vgt"),),
-    "vge": (_swap("vle"),),
-    "vle": (_swap("vge"),),
-    "vne": ((lambda rec, a, b: vec(rec, "vnot", vec(rec, "veq", a, b))),),
-    "veq": (
-        (lambda rec, a, b: vec(rec, "vnot", vec(rec, "vne", a, b))),
-        (lambda rec, a, b: vec(rec, "vand", vec(rec, "vle", a, b), vec(rec, "vle", b, a))),
-    ),
-    "vnot": (_logical_not, _select_not),
-    "vneg": (_neg,),
-    "vsub": (_sub,),
-    "vabs": (_abs,),
-    "vselect": (_select,),
-    "vmax": (_opposite("vmin"), _max_by_compare("vmax", "vgt")),
-    "vmin": (_opposite("vmax"), _max_by_compare("vmin", "vlt")),
-    "vceil": (_floor_from("vfloor"),),
-    "vfloor": (_floor_from("vceil"),),
-    "vremainder": (_remainder,),
-    "vrsqrt": ((lambda rec, x: vec(rec, "vdiv", 1.0, vec(rec, "vsqrt", x))),),
-    "vsqrt": ((lambda rec, x: vec(rec, "vpow", x, 0.5)),),
-    "vexp2": ((lambda rec, x: vec(rec, "vexp", vec(rec, "vmul", x, math.log(2)))),),
-    "vlog2": (_scaled("vlog", 1 / math.log(2)),),
-    "vlog10": (_scaled("vlog", 1 / math.log(10)),),
-    "vtanh": (_tanh,),
-    "vtan": ((lambda rec, x: vec(rec, "vdiv", vec(rec, "vsin", x), vec(rec, "vcos", x))),),
-    "vcopysign": (_copysign,),
-    "vpow": (_pow,),
-    "verf": (_erf,),
-    "vxor": ((lambda rec, a, b: vec(rec, "vne", a, b) if a.dtype == torch.bool else NotImplemented),),
-}

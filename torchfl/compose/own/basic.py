@@ -67,6 +67,55 @@ def roll(x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     return x
 
 
+def _part(x: Tensor, dim: int, start: Any, end: Any, step: int) -> Tensor:
+    n = x.shape[dim]
+    first = 0 if start is None else max(min(start + n if start < 0 else start, n), 0)
+    last = n if end is None else max(min(end + n if end < 0 else end, n), first)
+    return torch.ops.aten.slice.Tensor(x, dim, first, last, step)
+
+
+@own("slice_backward")
+def slice_backward(grad: Tensor, sizes: list[int], dim: int, start: int, end: int, step: int) -> Tensor:
+    made = torch.zeros(sizes, dtype=grad.dtype, device=grad.device)
+    _part(made, dim, start, end, step).copy_(grad)
+    return made
+
+
+@own("slice_scatter")
+def slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    made = x.clone(memory_format=torch.contiguous_format)
+    _part(made, dim, start, end, step).copy_(src)
+    return made
+
+
+@own("select_backward")
+def select_backward(grad: Tensor, sizes: list[int], dim: int, index: int) -> Tensor:
+    made = torch.zeros(sizes, dtype=grad.dtype, device=grad.device)
+    made.select(dim, index).copy_(grad)
+    return made
+
+
+@own("select_scatter")
+def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    made = x.clone(memory_format=torch.contiguous_format)
+    made.select(dim, index).copy_(src)
+    return made
+
+
+@own("diagonal_backward")
+def diagonal_backward(grad: Tensor, sizes: list[int], offset: int, dim1: int, dim2: int) -> Tensor:
+    made = torch.zeros(sizes, dtype=grad.dtype, device=grad.device)
+    made.diagonal(offset, dim1, dim2).copy_(grad)
+    return made
+
+
+@own("diagonal_scatter")
+def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    made = x.clone(memory_format=torch.contiguous_format)
+    made.diagonal(offset, dim1, dim2).copy_(src)
+    return made
+
+
 @own("mse_loss")
 @wide
 def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
