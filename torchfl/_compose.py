@@ -12,13 +12,16 @@ import hashlib
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchfl import __version__
 from torchfl.hcd import terms
+
+if TYPE_CHECKING:
+    from torchfl.compose.program import Program
 
 
 class ChipTarget:
@@ -84,6 +87,23 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
+def _loses_precision(program: Program) -> str:
+    """Why a program may not stand for a call in double precision: it would compute a part in less. A wrong number is
+    worse than a slower path, so this is looked at whatever the composer says."""
+    values = program.values
+    if not any(values[i.value].dtype in ("float64", "complex128") for i in program.inputs):
+        return ""
+    results = {values[o].dtype for o in program.outputs if o is not None} | {
+        values[program.inputs[i].value].dtype for _, i in program.writes
+    }
+    for step in program.steps:
+        if step.op == "uba::vcast" and values[step.args[0]["value"]].dtype == "float64":
+            narrow = values[step.outs[0]].dtype if step.outs[0] is not None else ""
+            if narrow in ("float32", "float16", "bfloat16") and narrow not in results:
+                return f"a part of it would be computed in {narrow}"
+    return ""
+
+
 @functools.cache
 def _schemas() -> Any:
     from torchfl.compose import instructions
@@ -93,25 +113,30 @@ def _schemas() -> Any:
 
 def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
     """Have `engine` compose; `lowered_of`: device type of each loaded chip -> its descriptor, lowered."""
-    composers: dict[int, Any] = {}
+    composers: dict[tuple[int, str], Any] = {}
 
     def _compose(name: str, overload: str, args: list[Any], index: int) -> str | tuple[dict[str, Any], list[Any]]:
         from torchfl.compose.cache import ProgramCache
         from torchfl.compose.composer import Composer
         from torchfl.compose.trace import NotComposable
 
-        if index not in composers:
+        # What integers divide into is up to the default dtype, which no argument tells.
+        default = str(torch.get_default_dtype())
+        if (index, default) not in composers:
             target = ChipTarget(engine, index, lowered_of[engine.label(index).partition(":")[0]])
-            composers[index] = Composer(target, ProgramCache(target.fingerprint))
+            composers[index, default] = Composer(target, ProgramCache(f"{target.fingerprint} {default}"))
         packet = getattr(torch.ops.aten, name.partition("::")[2])
         op = getattr(packet, overload or "default")
         plain = [i for i, a in enumerate(op._schema.arguments) if not a.kwarg_only]
         kwargs = {a.name: args[i] for i, a in enumerate(op._schema.arguments) if a.kwarg_only}
         with _disable_current_modes(), torch.no_grad():
             try:
-                program = composers[index].program(op, [args[i] for i in plain], kwargs)
+                program = composers[index, default].program(op, [args[i] for i in plain], kwargs)
             except NotComposable as reason:
                 return str(reason)
+            lossy = _loses_precision(program)
+            if lossy:
+                return lossy
             constants = []
             for constant in program.constants:
                 value = program.values[constant.value]

@@ -2,6 +2,7 @@
 #include "composer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 
 #include <mutex>
@@ -53,7 +54,7 @@ const OpSchema* schema_of(const std::string& op, const std::string& overload) {
 }
 
 std::unique_ptr<BoundProgram> bind_here(const Composed& composed, const OpState& op, at::ArrayRef<c10::IValue> args,
-                                   const Plan& plan, std::string* why) {
+                                        const Plan& plan, std::string* why) {
   const ChipEntry& chip = *plan.entry->chip;
   std::vector<bool> misaligned;
   for (const Program::Input& input : composed.program->inputs) {
@@ -83,9 +84,52 @@ std::shared_ptr<const Composed> for_these_sizes(const Composed& known, const OpS
   std::vector<std::vector<int64_t>> sizes;
   for (const Program::Input& input : known.program->inputs)
     sizes.push_back(tensor_of(args[size_t(op.kernel_args[size_t(input.arg)])], input.element).sizes().vec());
+  std::vector<int64_t> common;
+  for (const auto& one : sizes) common = at::infer_size(common, one);  // throws where they do not fit together
   auto made = std::make_shared<Composed>();
   made->program = std::make_shared<const Program>(resized(*known.program, sizes));
   return made;
+}
+
+// PyTorch's own shape function of the functional form: it refuses what the operator refuses, and a program whose
+// results are of another shape or dtype is no program for it.
+bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, const Program& program, std::string* why) {
+  if (wants_one_dtype(op.schema.name)) {
+    for (const Program::Input& input : program.inputs) {
+      if (program.values[size_t(input.value)].dtype == program.values[size_t(program.inputs[0].value)].dtype) continue;
+      *why = "its tensors differ in dtype";
+      return false;
+    }
+  }
+  if (!op.functional.has_value() || !op.functional->hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
+    return true;
+  torch::jit::Stack stack;
+  for (int position : op.kernel_args) stack.push_back(meta_value(args[size_t(position)]));
+  try {
+    op.functional->callBoxed(stack);
+  } catch (const c10::Error& error) {
+    *why = error.what_without_backtrace();
+    *why = why->substr(0, why->find('\n'));
+    return false;
+  }
+  std::vector<at::Tensor> results;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) results.push_back(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) results.push_back(tensor);
+    }
+  }
+  if (program.outputs.empty() || results.size() != program.outputs.size()) return true;  // it writes to its arguments
+  for (size_t i = 0; i < results.size(); i++) {
+    if (!results[i].defined() || program.outputs[i] < 0) continue;
+    const ProgramValue& value = program.values[size_t(program.outputs[i])];
+    if (results[i].sizes() == c10::IntArrayRef(value.sizes) && to_uba_dtype(results[i].scalar_type()) == value.dtype)
+      continue;
+    *why = c10::str("its program gives ", dtype_name(value.dtype), c10::IntArrayRef(value.sizes), ", PyTorch says ",
+                    results[i].scalar_type(), results[i].sizes());
+    return false;
+  }
+  return true;
 }
 
 // What PyTorch checks before it writes to an argument. False: it is an `out` that must be resized first.
@@ -149,6 +193,7 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
     *why = composed->why;
     return false;
   }
+  if (!reused && !agrees_with_pytorch(op, args, *composed->program, why)) return false;
   const Program& program = *composed->program;
   for (const auto& [k, element] : program.baked) {
     const size_t position = size_t(op.kernel_args[size_t(k)]);
@@ -247,12 +292,8 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     evaluate_numbers(
         program,
         [&](int k, int element) {
-          c10::Scalar number;
-          if (element < 0) {
-            number = arg(k).toScalar();
-          } else {
-            number = arg(k).toListRef()[size_t(element)].toScalar();
-          }
+          const c10::IValue value = element < 0 ? arg(k) : arg(k).toListRef()[size_t(element)];
+          const c10::Scalar number = value.isTensor() ? value.toTensor().item() : value.toScalar();
           return number.isFloatingPoint() ? Number::of(number.toDouble())
                                           : Number::of(number.isBoolean() ? int64_t(number.toBool()) : number.toLong());
         },

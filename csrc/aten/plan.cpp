@@ -266,7 +266,8 @@ std::string unsupported_text(const OpState& op, at::ArrayRef<c10::IValue> args, 
     if (!cast.empty()) text += " Suggested fix: cast input to torch." + cast + ".";
     return text;
   }
-  return text + ": " + decision.reason + ". Suggested fix: call it on the CPU (.cpu()), or give the descriptor a kernel "
+  return text + ": " + decision.reason +
+         ". Suggested fix: call it on the CPU (.cpu()), or give the descriptor a kernel "
          "or the instructions for it.";
 }
 
@@ -275,7 +276,10 @@ bool compose_here(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
                   bool announce, BuiltPlan& built, std::string* why) {
   Plan& plan = *built.plan;
   Decision& decision = built.decision;
-  if (!can_compose() || signature.host_tensors || !plan.entry->chip->routes.may_compose(op.schema)) return false;
+  // Without a tensor of ours it is a factory, which PyTorch makes of `empty` and an operator that has one.
+  if (!can_compose() || signature.host_tensors || signature.device < 0 ||
+      !plan.entry->chip->routes.may_compose(op.schema))
+    return false;
   const bool composed = compose_plan(op, args, signature, built, why);
   auto behind = std::find_if(decision.attempts.begin(), decision.attempts.end(),
                              [](const Attempt& attempt) { return attempt.path > Path::composed; });

@@ -12,7 +12,7 @@ namespace torchfl {
 namespace {
 
 at::Tensor as_meta(const at::Tensor& tensor) {
-  if (tensor.device().type() != kDevice) return tensor;  // numbers stay numbers
+  if (!tensor.defined() || tensor.device().type() != kDevice) return tensor;  // numbers stay numbers
   at::Tensor meta = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
   return meta;
 }
@@ -159,6 +159,8 @@ int deciding_argument(const std::string& base) {
 }
 
 }  // namespace
+
+bool wants_one_dtype(const std::string& base) { return deciding_argument(base) >= 0; }
 
 c10::IValue meta_value(const c10::IValue& value) { return as_meta(value); }
 

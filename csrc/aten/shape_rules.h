@@ -21,6 +21,9 @@ struct OutputShape {
 std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle& op, const std::string& base,
                                                       at::ArrayRef<c10::IValue> args);
 
+// Whether PyTorch wants the operator's tensors in one dtype, which its shape function does not look at.
+bool wants_one_dtype(const std::string& base);
+
 // The value with meta tensors in the place of ours: sizes, strides and dtypes, no memory.
 c10::IValue meta_value(const c10::IValue& value);
 

@@ -396,8 +396,8 @@ def test_one_line_for_each_operator_and_reason(caplog: pytest.LogCaptureFixture)
     logging.getLogger("torchfl").setLevel(logging.WARNING)
     with caplog.at_level(logging.WARNING, logger="torchfl"):
         for n in range(1000):
-            torch.special.bessel_y0(torch.ones(n % 3 + 1, device=DEVICE))
-    lines = [r.getMessage() for r in caplog.records if "bessel_y0" in r.getMessage()]
+            torch.linalg.svdvals(torch.eye(n % 3 + 1).to(DEVICE))
+    lines = [r.getMessage() for r in caplog.records if "svd" in r.getMessage()]
     assert len(lines) == 1, lines
     assert "no kernel" in lines[0]
 
@@ -420,9 +420,9 @@ def test_every_dtype_can_be_stored() -> None:
 
 def test_fallback_bytes_are_counted() -> None:
     """What crosses the host boundary is in the statistics."""
-    x = torch.rand(1000, device=DEVICE)
+    x = torch.eye(10).to(DEVICE)
     with watch() as rows:
-        torch.special.i0(x)
-    (row,) = rows.of("aten::i0") or rows.of("aten::special_i0")
+        torch.linalg.svdvals(x)
+    (row,) = rows.of("aten::_linalg_svd")
     assert row["path"] == "cpu"
-    assert row["host_bytes"] == 8000
+    assert row["host_bytes"] == 440  # the matrix, and ten values

@@ -51,7 +51,9 @@ def variant(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         descriptor = tmp_path / f"{device_type}.yaml"
         parent = os.path.relpath(shipped, tmp_path)
         head = f"hcd: 1\nextends: {parent}\nchip: {{device_type: {device_type}}}\nadapter: {{library: {library}}}\n"
-        descriptor.write_text(head + textwrap.dedent(text))
+        # What has no kernel goes to the CPU: these tests are about kernels, and those about programs say so.
+        own = textwrap.dedent(text)
+        descriptor.write_text(head + ("" if "fallback:" in own else "fallback: {default: cpu}\n") + own)
         done = run_script(_START + textwrap.dedent(code), str(descriptor), device_type, env=env)
         answers = [line.removeprefix("ANSWER") for line in done.out.splitlines() if line.startswith("ANSWER")]
         assert done.code == 0 and answers, f"exit status {done.code}\n{done.out}\n{done.err}"

@@ -167,7 +167,7 @@ def test_transposed_and_other_ranks(npu: torch.device) -> None:
 
 
 def test_rank(npu: torch.device) -> None:
-    for rank, path in ((6, "native"), (7, "cpu")):
+    for rank, path in ((6, "native"), (7, "composed")):
         x = torch.arange(float(2**rank), device=npu).view((2,) * rank)
         with watch() as rows:
             y = x + x
@@ -178,12 +178,12 @@ def test_rank(npu: torch.device) -> None:
 
 
 def test_batch(npu: torch.device) -> None:
-    for batch, path in ((512, "native"), (513, "cpu")):
+    for batch, fits in ((512, True), (513, False)):
         with watch() as rows:
             F.conv2d(torch.ones(batch, 1, 2, 2, device=npu), torch.ones(1, 1, 1, 1, device=npu))
             F.max_pool2d(torch.ones(batch, 1, 2, 2, device=npu), 2)
-        assert {row["path"] for row in rows.of("aten::convolution")} == {path}
-        assert {row["path"] for row in rows.of("aten::max_pool2d_with_indices")} == {path}
+        for op in ("aten::convolution", "aten::max_pool2d_with_indices"):
+            assert {row["path"] == "native" for row in rows.of(op)} == {fits}
     assert "batch size 513 is more than npu_v3 takes (512)" in {row["reason"] for row in rows}
 
 
