@@ -33,7 +33,7 @@ static int32_t sdk_dtype(int32_t dtype) {
   static const int8_t map[] = {
       [UBA_DTYPE_FLOAT16] = NPU_FLOAT16, [UBA_DTYPE_BFLOAT16] = NPU_BFLOAT16, [UBA_DTYPE_FLOAT32] = NPU_FLOAT32,
       [UBA_DTYPE_INT8] = NPU_INT8,       [UBA_DTYPE_INT32] = NPU_INT32,       [UBA_DTYPE_INT64] = NPU_INT64,
-      [UBA_DTYPE_BOOL] = NPU_BOOL,       [UBA_DTYPE_UINT8] = NPU_UINT8,       [UBA_DTYPE_INT16] = -NPU_FLOAT16,
+      [UBA_DTYPE_BOOL] = NPU_BOOL,       [UBA_DTYPE_UINT8] = NPU_UINT8,       [UBA_DTYPE_INT16] = NPU_INT16,
       [UBA_DTYPE_FLOAT64] = NPU_FLOAT64, [UBA_DTYPE_COMPLEX64] = -NPU_INT64};
   return dtype > 0 && dtype < COUNT(map) ? map[dtype] : 0;
 }
@@ -213,6 +213,18 @@ SDK(iota, OUT(0), number(f, f->tag), number(f, 2)) /* (start, end, step, ...), o
 SDK(select, LIKE(IN(0)), TERM(1), TERM(2), number(f, 1), number(f, 2), OUT(0))
 SDK(copy_nd, OUT(0), LIKE(IN(0)))
 SDK(fill_nd, OUT(0), number(f, 1))
+SDK(sort, LINE(IN(0)), AXIS(1), INT(2), LINE(OUT(0)), LINE(OUT(1)))
+SDK(scan, f->tag, LINE(IN(0)), AXIS(1), LINE(OUT(0)), f->call->output_count > 1 ? LINE(OUT(1)) : NULL)
+SDK(random, f->tag, (uint64_t)number(f, 1).i, (uint64_t)number(f, 2).i, OUT(0)) /* (sizes, seed, offset, ...) */
+KERNEL(flip) {
+  npu_tensor_t *x = IN(0);
+  return npu_v3_flip(f->stream, OUT(0), x, dimensions(f, x, 1, 0));
+}
+KERNEL(scatter) { /* (x, index, src, dim): into a copy of x */
+  npu_tensor_t *x = LINE(IN(0)), *y = LINE(OUT(0)), *src = ARG(2).kind == UBA_TENSOR ? LINE(IN(2)) : NULL;
+  npu_status_t status = x && x->address == y->address ? NPU_STATUS_SUCCESS : npu_v3_copy_nd(f->stream, y, x);
+  return status ? status : npu_v3_scatter(f->stream, f->tag, y, AXIS(3), LINE(IN(1)), src, number(f, 2));
+}
 SDK(update_scale, IN(0), IN(1), IN(2), REAL(3), REAL(4), INT(5))
 KERNEL(unscale) { /* a list of gradients, in place */
   npu_status_t status = NPU_STATUS_SUCCESS;
@@ -231,6 +243,8 @@ KERNEL(embedding_grad) {
 #define U(name, opcode) K(name, unary, NPU_UNARY_##opcode)
 #define B(name, opcode) K(name, binary, NPU_BINARY_##opcode)
 #define R(name, opcode) K(name, reduce, NPU_REDUCE_##opcode)
+#define X(name, opcode) K(name, scatter, NPU_SCATTER_##opcode)
+#define C(name, opcode) K(cum##name, scan, NPU_SCAN_##opcode)
 #define VU(name, opcode) K(v##name, unary, NPU_UNARY_##opcode)
 #define VB(name, opcode) K(v##name, binary, NPU_BINARY_##opcode + NPU_BINARY_CONVERT)
 #define VR(name, opcode) K(reduce_##name, reduce, NPU_REDUCE_##opcode + LISTED)
@@ -255,12 +269,19 @@ static const uba_kernel kernels[] = {
     S(nll_loss_grad), S(index_select), S(gather), S(iota), S(embedding_grad), S(unscale), S(update_scale),
     /* Instructions; matmul, gather, argmax and argmin are those from above. */
     VU(neg, NEG), VU(abs, ABS), VU(not, BITWISE_NOT), VU(floor, FLOOR), VU(ceil, CEIL), VU(trunc, TRUNC),
-    VU(round, ROUND), VU(sqrt, SQRT), VU(rsqrt, RSQRT), VU(exp, EXP), VU(expm1, EXPM1), VU(log, LOG), VU(log1p, LOG1P),
-    VU(sin, SIN), VU(cos, COS), VU(tanh, TANH), VU(erf, ERF), VB(add, ADD), VB(sub, SUB), VB(mul, MUL), VB(div, DIV),
-    VB(idiv, DIV_TRUNC), VB(max, MAX), VB(min, MIN), VB(pow, POW), VB(fmod, FMOD), VB(remainder, REMAINDER),
-    VB(atan2, ATAN2), VB(and, BITWISE_AND), VB(or, BITWISE_OR), VB(xor, BITWISE_XOR), VB(eq, EQ), VB(ne, NE), VB(lt, LT),
-    VB(le, LE), VB(gt, GT), VB(ge, GE), K(vselect, select, 0), K(vcast, copy_nd, 0), S(copy_nd), K(vfill, fill_nd, 0),
-    K(ramp, iota, 1), VR(sum, SUM), VR(prod, PROD), VR(max, MAX), VR(min, MIN), VR(any, ANY), VR(all, ALL)};
+    VU(round, ROUND), VU(sqrt, SQRT), VU(rsqrt, RSQRT), VU(exp, EXP), VU(exp2, EXP2), VU(expm1, EXPM1), VU(log, LOG),
+    VU(log2, LOG2), VU(log10, LOG10), VU(log1p, LOG1P), VU(sin, SIN), VU(cos, COS), VU(tan, TAN), VU(asin, ASIN),
+    VU(acos, ACOS), VU(atan, ATAN), VU(sinh, SINH), VU(cosh, COSH), VU(tanh, TANH), VU(asinh, ASINH), VU(acosh, ACOSH),
+    VU(atanh, ATANH), VU(erf, ERF), VU(erfc, ERFC), VU(erfinv, ERFINV), VU(lgamma, LGAMMA), VU(digamma, DIGAMMA),
+    VB(add, ADD), VB(sub, SUB), VB(mul, MUL), VB(div, DIV), VB(idiv, DIV_TRUNC), VB(max, MAX), VB(min, MIN), VB(pow, POW),
+    VB(fmod, FMOD), VB(remainder, REMAINDER), VB(atan2, ATAN2), VB(copysign, COPYSIGN), VB(nextafter, NEXTAFTER),
+    VB(and, BITWISE_AND), VB(or, BITWISE_OR), VB(xor, BITWISE_XOR), VB(shl, SHL), VB(shr, SHR), VB(gcd, GCD),
+    VB(igamma, IGAMMA), VB(igammac, IGAMMAC), VB(zeta, ZETA), VB(eq, EQ), VB(ne, NE), VB(lt, LT), VB(le, LE), VB(gt, GT),
+    VB(ge, GE), K(vselect, select, 0), K(vcast, copy_nd, 0), S(copy_nd), K(vfill, fill_nd, 0), K(ramp, iota, 1),
+    VR(sum, SUM), VR(prod, PROD), VR(max, MAX), VR(min, MIN), VR(any, ANY), VR(all, ALL), S(flip), S(sort),
+    X(scatter, REPLACE), X(scatter_add, ADD), X(scatter_mul, MUL), X(scatter_max, MAX), X(scatter_min, MIN), C(sum, SUM),
+    C(prod, PROD), C(max, MAX), C(min, MIN), K(logcumsumexp, scan, NPU_SCAN_LOG_SUM_EXP),
+    K(random_uniform, random, NPU_RANDOM_UNIFORM), K(random_bits, random, NPU_RANDOM_BITS)};
 
 /* ------------------------------------------------------------------------------------------ device and handshake */
 #define API(name, request, ...) static uba_status name(void *d, __VA_ARGS__) { return (void)d, report(request); }

@@ -107,8 +107,9 @@ NPU_API npu_status_t npu_event_elapsed(npu_event_t start, npu_event_t end, doubl
 #define NPU_INT32 5
 #define NPU_INT64 6
 #define NPU_BOOL 7
-#define NPU_UINT8 8   /* DMA only: copy, cast, fill */
+#define NPU_UINT8 8
 #define NPU_FLOAT64 9 /* DMA engine and scalar core only */
+#define NPU_INT16 10
 #define NPU_MAX_RANK 6
 
 /* `shape` and `stride` (in elements, 0 = broadcast, never negative) are read during the call only. */
@@ -132,6 +133,8 @@ typedef struct npu_scalar {
 /* Same shape on both sides, any strides. Converts between all dtypes as C does (to bool: != 0). FLOAT64 is rounded
  * once to a 16-bit type, integers by way of FLOAT32. A real number as `value` is a FLOAT64. */
 NPU_API npu_status_t npu_v3_copy_nd(npu_stream_t stream, const npu_tensor_t *dst, const npu_tensor_t *src);
+/* The same, with src read backwards along the dimensions of the bit mask `dims`; dst does not overlap src. */
+NPU_API npu_status_t npu_v3_flip(npu_stream_t stream, const npu_tensor_t *dst, const npu_tensor_t *src, uint32_t dims);
 NPU_API npu_status_t npu_v3_fill_nd(npu_stream_t stream, const npu_tensor_t *dst, npu_scalar_t value);
 /* dst[i] = start + i*step, in double or, if both are integers, in int64; for a 1-D dst of any numeric dtype. */
 NPU_API npu_status_t npu_v3_iota(npu_stream_t stream, const npu_tensor_t *dst, npu_scalar_t start, npu_scalar_t step);
@@ -142,6 +145,15 @@ NPU_API npu_status_t npu_v3_index_select(npu_stream_t stream, const npu_tensor_t
 /* dst[i][j] = src[index[i][j]][j] for dim 0, and so on; dst and index have one shape. */
 NPU_API npu_status_t npu_v3_gather(npu_stream_t stream, const npu_tensor_t *dst, const npu_tensor_t *src, int32_t dim,
                                    const npu_tensor_t *index);
+/* For each element of src, at its place but at index along `dim`: dst[index[i][j]][j] = src[i][j] for dim 0, and so on;
+ * src and index have one shape; a src that is NULL is the scalar s. One after the other in row-major order of src. */
+#define NPU_SCATTER_REPLACE 1
+#define NPU_SCATTER_ADD 2 /* numbers; float16 and bfloat16 are combined in float32 */
+#define NPU_SCATTER_MUL 3
+#define NPU_SCATTER_MAX 4 /* NaN wins */
+#define NPU_SCATTER_MIN 5
+NPU_API npu_status_t npu_v3_scatter(npu_stream_t stream, int32_t opcode, const npu_tensor_t *dst, int32_t dim,
+                                    const npu_tensor_t *index, const npu_tensor_t *src, npu_scalar_t s);
 /* dst rows along dim 0 of a 2-D dst += rows of src (deterministic: in order of the index); floating dtypes. */
 NPU_API npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor_t *dst, const npu_tensor_t *index,
                                            const npu_tensor_t *src);
@@ -153,9 +165,8 @@ NPU_API npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor
  * Operands share one dtype unless said otherwise, `out` has it too; comparisons and logical functions write BOOL.
  *
  * FLOAT64 is not the vector unit's: the scalar core computes it, in double, one element after the other and 64 cycles
- * for each; it is meant for single numbers. It knows the unary NEG ABS EXP EXPM1 LOG LOG1P SQRT RSQRT RECIPROCAL SIN
- * COS TANH ERF FLOOR CEIL ROUND TRUNC SIGN ISNAN LOGICAL_NOT ISFINITE, and the binary ADD SUB MUL DIV MAX MIN EQ NE LT
- * LE GT GE. All else is NPU_STATUS_NOT_SUPPORTED. */
+ * for each; it is meant for single numbers. It knows all opcodes but the unary SIGMOID RELU GELU GELU_TANH SILU
+ * LEAKY_RELU CLAMP and BITWISE_NOT, and the binary DIV_TRUNC, DIV_FLOOR, logical, bitwise and gradients. */
 #define NPU_UNARY_NEG 1
 #define NPU_UNARY_ABS 2
 #define NPU_UNARY_EXP 3
@@ -185,6 +196,22 @@ NPU_API npu_status_t npu_v3_index_add_rows(npu_stream_t stream, const npu_tensor
 #define NPU_UNARY_LEAKY_RELU 27  /* p0 = negative slope */
 #define NPU_UNARY_CLAMP 28       /* p0 = low, p1 = high; NaN in x or in a bound gives NaN */
 #define NPU_UNARY_ISFINITE 29    /* -> BOOL */
+#define NPU_UNARY_EXP2 30
+#define NPU_UNARY_LOG2 31
+#define NPU_UNARY_LOG10 32
+#define NPU_UNARY_TAN 33
+#define NPU_UNARY_ASIN 34
+#define NPU_UNARY_ACOS 35
+#define NPU_UNARY_ATAN 36
+#define NPU_UNARY_SINH 37
+#define NPU_UNARY_COSH 38
+#define NPU_UNARY_ASINH 39
+#define NPU_UNARY_ACOSH 40
+#define NPU_UNARY_ATANH 41
+#define NPU_UNARY_ERFC 42
+#define NPU_UNARY_ERFINV 43
+#define NPU_UNARY_LGAMMA 44  /* log |gamma(x)| */
+#define NPU_UNARY_DIGAMMA 45 /* -inf for 0, inf for -0, NaN for the other poles */
 NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu_tensor_t *x, npu_scalar_t p0,
                                   npu_scalar_t p1, const npu_tensor_t *out);
 
@@ -213,6 +240,13 @@ NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu
 #define NPU_BINARY_BITWISE_OR 22
 #define NPU_BINARY_BITWISE_XOR 23
 #define NPU_BINARY_ATAN2 24
+#define NPU_BINARY_COPYSIGN 25
+#define NPU_BINARY_NEXTAFTER 26 /* in the operands' own dtype */
+#define NPU_BINARY_SHL 27       /* integers; 0 if b is negative or the width of a, or more */
+#define NPU_BINARY_SHR 28       /* integers; copies the sign, and nothing but it if b is negative or too large */
+#define NPU_BINARY_GCD 29       /* integers; of the magnitudes */
+#define NPU_BINARY_IGAMMA 30    /* regularised lower incomplete gamma function P(a, b) */
+#define NPU_BINARY_IGAMMAC 31   /* upper, 1 - P(a, b) */
 /* gradients: a = gradient of the output, b = the saved tensor named here */
 #define NPU_BINARY_RELU_GRAD 32    /* b = input or result; b > s ? a : 0 (s is the threshold; b must be a tensor) */
 #define NPU_BINARY_SIGMOID_GRAD 33 /* b = result */
@@ -221,6 +255,7 @@ NPU_API npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu
 #define NPU_BINARY_GELU_TANH_GRAD 36
 #define NPU_BINARY_SILU_GRAD 37       /* b = input */
 #define NPU_BINARY_LEAKY_RELU_GRAD 38 /* b = input, s = slope */
+#define NPU_BINARY_ZETA 39            /* Hurwitz: sum of (b + k)^-a for k >= 0 */
 #define NPU_BINARY_CONVERT 256        /* added to an opcode: s is first converted to the dtype of the operands */
 NPU_API npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const npu_tensor_t *a, const npu_tensor_t *b,
                                    npu_scalar_t s, npu_scalar_t alpha, const npu_tensor_t *out);
@@ -258,6 +293,29 @@ NPU_API npu_status_t npu_v3_add(const void *a, const void *b, void *out, int64_t
 #define NPU_REDUCE_ARGMIN 9
 #define NPU_REDUCE_SUM_SQUARES 10
 NPU_API npu_status_t npu_v3_reduce(npu_stream_t stream, int32_t opcode, const npu_tensor_t *x, uint32_t dims,
+                                   const npu_tensor_t *out);
+
+/* ---------------------------------------------------------------- sorting and scanning, along `dim`
+ * Stable; NaN is the greatest. indices INT64: where in x each value was. x is not overlapped by either result. */
+NPU_API npu_status_t npu_v3_sort(npu_stream_t stream, const npu_tensor_t *x, int32_t dim, int32_t descending,
+                                 const npu_tensor_t *values, const npu_tensor_t *indices);
+#define NPU_SCAN_SUM 1 /* of the elements up to here; float64 accumulation, integers wrap around */
+#define NPU_SCAN_PROD 2
+#define NPU_SCAN_LOG_SUM_EXP 3 /* floats */
+#define NPU_SCAN_MAX 4         /* index INT64: of its last occurrence; NaN wins */
+#define NPU_SCAN_MIN 5
+/* out of x's shape and dtype, may be x; index NULL but for MAX and MIN. */
+NPU_API npu_status_t npu_v3_scan(npu_stream_t stream, int32_t opcode, const npu_tensor_t *x, int32_t dim,
+                                 const npu_tensor_t *out, const npu_tensor_t *index);
+
+/* ---------------------------------------------------------------- random numbers
+ * Philox 4x32-10: key = seed, counter = offset + i / n for element i in row-major order. */
+#define NPU_RANDOM_UNIFORM \
+  1 /* n = 4; floats: (lane i % 4 >> 8) * 2^-24; float16 keeps 11 bits of the lane, bfloat16 8 */
+#define NPU_RANDOM_BITS                                                                         \
+  2 /* n = 2; INT64: lanes 2 * (i % 2) (low) and the next (high) as 64 bits, shifted right by 1 \
+     */
+NPU_API npu_status_t npu_v3_random(npu_stream_t stream, int32_t opcode, uint64_t seed, uint64_t offset,
                                    const npu_tensor_t *out);
 
 /* ---------------------------------------------------------------- softmax and loss */

@@ -4,6 +4,7 @@
 // instruction gives (the smallest 32- or 64-bit integer, cut to size) instead of undefined behaviour.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "device.h"
 
@@ -111,6 +112,8 @@ RowFn row_from(int32_t src) {
       return convert_row<To, float>;
     case NPU_INT8:
       return convert_row<To, int8_t>;
+    case NPU_INT16:
+      return convert_row<To, int16_t>;
     case NPU_INT32:
       return convert_row<To, int32_t>;
     case NPU_INT64:
@@ -146,6 +149,8 @@ RowFn row_function(int32_t dst, int32_t src) {
       return row_from<float>(src);
     case NPU_INT8:
       return row_from<int8_t>(src);
+    case NPU_INT16:
+      return row_from<int16_t>(src);
     case NPU_INT32:
       return row_from<int32_t>(src);
     case NPU_INT64:
@@ -231,7 +236,7 @@ struct CopyCommand {
     // A transposition: some other dimension is the source's innermost. Go tile by tile, to use each line fetched.
     int fast = inner;
     for (int i = 0; i < inner; i++) {
-      if (nest.src[i] && nest.src[i] < nest.src[fast]) fast = i;
+      if (nest.src[i] && std::abs(nest.src[i]) < std::abs(nest.src[fast])) fast = i;
     }
     if (fast != inner && nest.shape[inner] >= 8 && nest.shape[fast] >= 8) return transpose(fast);
     int64_t rows = 1, n = nest.shape[inner];
@@ -364,6 +369,8 @@ struct IotaCommand {
         return fill<float>();
       case NPU_INT8:
         return fill<int8_t>();
+      case NPU_INT16:
+        return fill<int16_t>();
       case NPU_INT32:
         return fill<int32_t>();
       case NPU_INT64:
@@ -376,6 +383,45 @@ struct IotaCommand {
   }
 };
 
+// A copy that reads `src` backwards along the dimensions of the mask `flipped`.
+npu_status_t copy(npu_stream_t stream, const char* function, const npu_tensor_t* dst, const npu_tensor_t* src,
+                  uint32_t flipped) {
+  View d, s;
+  npu_status_t status = resolve(stream, dst, kAll, Engine::dma, false, function, "dst", &d);
+  if (!status) status = resolve(stream, src, kAll, Engine::dma, false, function, "src", &s);
+  if (status) return status;
+  if (d.rank != s.rank || !std::equal(d.shape, d.shape + d.rank, s.shape)) {
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: dst and src differ in shape: expected the same rank and sizes",
+                function);
+  }
+  if (flipped >> s.rank) {
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: dims: 0x%x names dimensions that src, of rank %d, does not have",
+                function, flipped, s.rank);
+  }
+  int64_t n = d.numel();
+  if (!n) return check_stream(stream, function);
+  size_t item = dtype_size(s.dtype);
+  for (int i = 0; i < s.rank; i++) {
+    if (!(flipped >> i & 1)) continue;
+    s.data += (s.shape[i] - 1) * s.stride[i] * int64_t(item);
+    s.stride[i] = -s.stride[i];
+  }
+  CopyCommand command;
+  command.nest = make_nest(d, &s);
+  command.dst = d.data;
+  command.src = s.data;
+  command.dst_size = int32_t(dtype_size(d.dtype));
+  command.src_size = int32_t(item);
+  command.row = row_function(d.dtype, s.dtype);
+  Work work;
+  work.unit = Work::dma;
+  int inner = command.nest.rank - 1;
+  int64_t run = command.nest.shape[inner];
+  work.bytes = burst_bytes(double(n), command.dst_size, command.nest.dst[inner] == 1 ? run : 1) +
+               burst_bytes(double(n), command.src_size, std::abs(command.nest.src[inner]) <= 1 ? run : 1);
+  return submit(stream, function, cycles(stream, work), command);
+}
+
 }  // namespace
 }  // namespace npu
 
@@ -384,35 +430,16 @@ using namespace npu;
 extern "C" {
 
 NPU_API npu_status_t npu_v3_copy_nd(npu_stream_t stream, const npu_tensor_t* dst, const npu_tensor_t* src) {
-  View d, s;
-  npu_status_t status = resolve(stream, dst, kAnyDma, Engine::dma, false, "npu_v3_copy_nd", "dst", &d);
-  if (!status) status = resolve(stream, src, kAnyDma, Engine::dma, false, "npu_v3_copy_nd", "src", &s);
-  if (status) return status;
-  if (d.rank != s.rank || !std::equal(d.shape, d.shape + d.rank, s.shape)) {
-    return fail(NPU_STATUS_INVALID_VALUE,
-                "npu_v3_copy_nd: dst and src differ in shape: expected the same rank and sizes");
-  }
-  int64_t n = d.numel();
-  if (!n) return check_stream(stream, "npu_v3_copy_nd");
-  CopyCommand command;
-  command.nest = make_nest(d, &s);
-  command.dst = d.data;
-  command.src = s.data;
-  command.dst_size = int32_t(dtype_size(d.dtype));
-  command.src_size = int32_t(dtype_size(s.dtype));
-  command.row = row_function(d.dtype, s.dtype);
-  Work work;
-  work.unit = Work::dma;
-  int inner = command.nest.rank - 1;
-  int64_t run = command.nest.shape[inner];
-  work.bytes = burst_bytes(double(n), command.dst_size, command.nest.dst[inner] == 1 ? run : 1) +
-               burst_bytes(double(n), command.src_size, command.nest.src[inner] <= 1 ? run : 1);
-  return submit(stream, "npu_v3_copy_nd", cycles(stream, work), command);
+  return copy(stream, "npu_v3_copy_nd", dst, src, 0);
+}
+
+NPU_API npu_status_t npu_v3_flip(npu_stream_t stream, const npu_tensor_t* dst, const npu_tensor_t* src, uint32_t dims) {
+  return copy(stream, "npu_v3_flip", dst, src, dims);
 }
 
 NPU_API npu_status_t npu_v3_fill_nd(npu_stream_t stream, const npu_tensor_t* dst, npu_scalar_t value) {
   View d;
-  npu_status_t status = resolve(stream, dst, kAnyDma, Engine::dma, false, "npu_v3_fill_nd", "dst", &d);
+  npu_status_t status = resolve(stream, dst, kAll, Engine::dma, false, "npu_v3_fill_nd", "dst", &d);
   if (status) return status;
   int64_t n = d.numel();
   if (!n) return check_stream(stream, "npu_v3_fill_nd");
@@ -427,7 +454,7 @@ NPU_API npu_status_t npu_v3_fill_nd(npu_stream_t stream, const npu_tensor_t* dst
 NPU_API npu_status_t npu_v3_iota(npu_stream_t stream, const npu_tensor_t* dst, npu_scalar_t start, npu_scalar_t step) {
   IotaCommand command{};
   npu_status_t status =
-      resolve(stream, dst, kAnyDma & ~mask(NPU_BOOL), Engine::dma, false, "npu_v3_iota", "dst", &command.dst);
+      resolve(stream, dst, kAll & ~mask(NPU_BOOL), Engine::dma, false, "npu_v3_iota", "dst", &command.dst);
   if (status) return status;
   if (command.dst.rank != 1) {
     return fail(NPU_STATUS_INVALID_VALUE, "npu_v3_iota: dst: rank %d: expected 1 dimension", command.dst.rank);

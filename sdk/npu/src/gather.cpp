@@ -5,25 +5,15 @@
 // index_add_rows adds all rows of one destination in float32, in order of the index, and rounds once.
 #include <cstdio>
 
-#include "vector.h"
+#include "lines.h"
 
 namespace npu {
-namespace {
 
-constexpr uint32_t kIndexTypes = (1u << NPU_INT32) | (1u << NPU_INT64);
-constexpr int kOrderSlot = 8, kRowSlot = 0;
-
-int64_t read_index(const View& index, int64_t offset) {
-  if (index.dtype == NPU_INT32) return reinterpret_cast<const int32_t*>(index.data)[offset];
-  return reinterpret_cast<const int64_t*>(index.data)[offset];
+npu_status_t check_dim(const char* fn, int32_t dim, const View& view) {
+  if (dim >= 0 && dim < view.rank) return NPU_STATUS_SUCCESS;
+  return fail(NPU_STATUS_INVALID_VALUE, "%s: dim is %d, expected 0 to %d", fn, dim, view.rank - 1);
 }
 
-npu_status_t check_dim(const char* fn, int32_t dim, const View& src) {
-  if (dim >= 0 && dim < src.rank) return NPU_STATUS_SUCCESS;
-  return fail(NPU_STATUS_INVALID_VALUE, "%s: dim is %d, expected 0 to %d", fn, dim, src.rank - 1);
-}
-
-// True when all of `index` lies in [0, size); else tells the stream.
 bool in_range(const char* fn, const View& index, int64_t size) {
   const View* views[1] = {&index};
   Loop loop;
@@ -44,6 +34,22 @@ bool in_range(const char* fn, const View& index, int64_t size) {
   }
   return true;
 }
+
+npu_status_t fits_but_dim(const char* fn, const char* what, const View& view, const char* of, const View& whole,
+                          int32_t dim) {
+  if (view.rank != whole.rank)
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: %s has rank %d, expected that of %s, %d", fn, what, view.rank, of,
+                whole.rank);
+  for (int d = 0; d < whole.rank; d++)
+    if (d != dim && view.shape[d] > whole.shape[d])
+      return fail(NPU_STATUS_INVALID_VALUE, "%s: %s has size %lld in dimension %d, expected at most %s's %lld", fn,
+                  what, static_cast<long long>(view.shape[d]), d, of, static_cast<long long>(whole.shape[d]));
+  return NPU_STATUS_SUCCESS;
+}
+
+namespace {
+
+constexpr int kOrderSlot = 8, kRowSlot = 0;
 
 // One element at dst + d*dst_step from src + i*src_step.
 template <class T>
@@ -161,8 +167,8 @@ extern "C" npu_status_t npu_v3_index_select(npu_stream_t stream, const npu_tenso
                                             int32_t dim, const npu_tensor_t* index) {
   static const char fn[] = "npu_v3_index_select";
   View vd, vs, vi;
-  NPU_TRY(resolve(stream, dst, kAnyDma, Engine::dma, false, fn, "dst", &vd));
-  NPU_TRY(resolve(stream, src, kAnyDma, Engine::dma, false, fn, "src", &vs));
+  NPU_TRY(resolve(stream, dst, kAll, Engine::dma, false, fn, "dst", &vd));
+  NPU_TRY(resolve(stream, src, kAll, Engine::dma, false, fn, "src", &vs));
   NPU_TRY(resolve(stream, index, kIndexTypes, Engine::dma, false, fn, "index", &vi));
   NPU_TRY(check_dim(fn, dim, vs));
   if (vi.rank != 1) return fail(NPU_STATUS_INVALID_VALUE, "%s: index has rank %d, expected 1", fn, vi.rank);
@@ -189,19 +195,14 @@ extern "C" npu_status_t npu_v3_gather(npu_stream_t stream, const npu_tensor_t* d
                                       int32_t dim, const npu_tensor_t* index) {
   static const char fn[] = "npu_v3_gather";
   View vd, vs, vi;
-  NPU_TRY(resolve(stream, dst, kAnyDma, Engine::dma, false, fn, "dst", &vd));
-  NPU_TRY(resolve(stream, src, kAnyDma, Engine::dma, false, fn, "src", &vs));
+  NPU_TRY(resolve(stream, dst, kAll, Engine::dma, false, fn, "dst", &vd));
+  NPU_TRY(resolve(stream, src, kAll, Engine::dma, false, fn, "src", &vs));
   NPU_TRY(resolve(stream, index, kIndexTypes, Engine::dma, false, fn, "index", &vi));
   NPU_TRY(check_dim(fn, dim, vs));
   NPU_TRY(same_shape(fn, "index", vi, vd));
   NPU_TRY(same_dtype(fn, "dst", vd, vs.dtype));
   NPU_TRY(writable(fn, "dst", vd));
-  if (vd.rank != vs.rank)
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: dst has rank %d, expected that of src, %d", fn, vd.rank, vs.rank);
-  for (int d = 0; d < vs.rank; d++)
-    if (d != dim && vd.shape[d] > vs.shape[d])
-      return fail(NPU_STATUS_INVALID_VALUE, "%s: dst has size %lld in dimension %d, expected at most src's %lld", fn,
-                  static_cast<long long>(vd.shape[d]), d, static_cast<long long>(vs.shape[d]));
+  NPU_TRY(fits_but_dim(fn, "dst", vd, "src", vs, dim));
   if (vd.numel() == 0) return NPU_STATUS_SUCCESS;
   Work work{0, 2 * view_bytes(vd) + view_bytes(vi), vd.dtype, Work::dma};
   return submit(stream, fn, cycles(stream, work), [vd, vs, vi, dim] {

@@ -25,14 +25,14 @@ void* map_pages(uint64_t bytes, int protection) {
 }
 
 const char* dtype_name(int32_t dtype) {
-  static const char* const names[] = {"?",     "FLOAT16", "BFLOAT16", "FLOAT32", "INT8",
-                                      "INT32", "INT64",   "BOOL",     "UINT8",   "FLOAT64"};
-  return dtype >= 1 && dtype <= NPU_FLOAT64 ? names[dtype] : "?";
+  static const char* const names[] = {"?",     "FLOAT16", "BFLOAT16", "FLOAT32", "INT8", "INT32",
+                                      "INT64", "BOOL",    "UINT8",    "FLOAT64", "INT16"};
+  return dtype >= 1 && dtype <= NPU_INT16 ? names[dtype] : "?";
 }
 
 std::string dtype_list(uint32_t dtypes) {
   std::string text;
-  for (int32_t d = 1; d <= NPU_FLOAT64; d++) {
+  for (int32_t d = 1; d <= NPU_INT16; d++) {
     if (dtypes & mask(d)) text += (text.empty() ? "" : ", ") + std::string(dtype_name(d));
   }
   return text;

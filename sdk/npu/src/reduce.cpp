@@ -21,6 +21,11 @@ struct Reduction {
   Operand kept_x, kept_out, reduced_x;
 };
 
+template <class E>
+constexpr Compute compute_for() {
+  return std::is_same<E, float>::value ? Compute::f32 : std::is_same<E, double>::value ? Compute::f64 : Compute::i64;
+}
+
 template <int kOp, class E>
 void finish(const Reduction& r, Slot slot, int64_t out_index) {
   using A = typename Accumulator<kOp, E>::type;
@@ -31,10 +36,13 @@ void finish(const Reduction& r, Slot slot, int64_t out_index) {
     return;
   }
   const A value = slot_value<A>(slot);
-  if (std::is_same<E, float>::value && !is_truth(kOp)) {
+  if (std::is_floating_point<E>::value && !is_truth(kOp)) {
     double result = static_cast<double>(value);
     if (kOp == NPU_REDUCE_MEAN) result /= static_cast<double>(r.reduced.n);
-    store_float1(o.dtype, static_cast<float>(result), at);
+    if (std::is_same<E, double>::value)
+      *reinterpret_cast<double*>(at) = result;
+    else
+      store_float1(o.dtype, static_cast<float>(result), at);
   } else {
     const int64_t result = static_cast<int64_t>(value);
     from_int(o.dtype, &result, at, 1);
@@ -45,7 +53,7 @@ template <int kOp, class E>
 void reduce_row(const Reduction& r, const char* base, int64_t begin, int64_t end, Slot* slot) {
   Operand x = r.reduced_x;
   x.data = const_cast<char*>(base);
-  constexpr Compute compute = std::is_same<E, float>::value ? Compute::f32 : Compute::i64;
+  constexpr Compute compute = compute_for<E>();
   Block raw, buffer;
   for (int64_t at = begin; at < end; at += kBlock) {
     const int64_t n = end - at < kBlock ? end - at : kBlock;
@@ -120,7 +128,7 @@ void reduce_columns(const Reduction& r) {
   Slot* partial = nullptr;
   if (pieces > 1)
     partial = static_cast<Slot*>(scratch(0, kPartialSlot, static_cast<size_t>(items * kBlock) * sizeof(Slot)));
-  constexpr Compute compute = std::is_same<E, float>::value ? Compute::f32 : Compute::i64;
+  constexpr Compute compute = compute_for<E>();
   parallel_for(items, kGrain / (tile_width * (rows / pieces + 1)) + 1, [&](int64_t begin, int64_t end, int) {
     Block raw, buffer, accumulators, indices;
     A* acc = reinterpret_cast<A*>(accumulators.bytes);
@@ -168,9 +176,14 @@ void reduce_columns(const Reduction& r) {
 
 template <int kOp>
 void reduce_op(const Reduction& r) {
-  const bool floats = mask(r.x_dtype) & kFloats;
-  if (r.columns) return floats ? reduce_columns<kOp, float>(r) : reduce_columns<kOp, int64_t>(r);
-  return floats ? reduce_rows<kOp, float>(r) : reduce_rows<kOp, int64_t>(r);
+  switch (compute_of(r.x_dtype)) {
+    case Compute::f32:
+      return r.columns ? reduce_columns<kOp, float>(r) : reduce_rows<kOp, float>(r);
+    case Compute::f64:
+      return r.columns ? reduce_columns<kOp, double>(r) : reduce_rows<kOp, double>(r);
+    default:
+      return r.columns ? reduce_columns<kOp, int64_t>(r) : reduce_rows<kOp, int64_t>(r);
+  }
 }
 
 void reduce(const Reduction& r) {
@@ -221,8 +234,9 @@ extern "C" npu_status_t npu_v3_reduce(npu_stream_t stream, int32_t opcode, const
     return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d", fn, opcode, NPU_REDUCE_SUM,
                 NPU_REDUCE_SUM_SQUARES);
   View vx, vo;
-  NPU_TRY(resolve(stream, x, opcode == NPU_REDUCE_MEAN ? kFloats : kAnyCompute, Engine::compute, false, fn, "x", &vx));
-  NPU_TRY(resolve(stream, out, kAnyCompute, Engine::compute, false, fn, "out", &vo));
+  NPU_TRY(resolve(stream, x, opcode == NPU_REDUCE_MEAN ? kAll & ~kInts & ~mask(NPU_BOOL) : kAll, Engine::compute, false,
+                  fn, "x", &vx));
+  NPU_TRY(resolve(stream, out, kAll, Engine::compute, false, fn, "out", &vo));
   if (dims >> vx.rank)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: dims 0x%x names dimensions x does not have (its rank is %d)", fn, dims,
                 vx.rank);
@@ -233,6 +247,8 @@ extern "C" npu_status_t npu_v3_reduce(npu_stream_t stream, int32_t opcode, const
     NPU_TRY(same_dtype(fn, "out", vo, NPU_INT64));
   } else if (is_extreme(opcode)) {
     NPU_TRY(same_dtype(fn, "out", vo, vx.dtype));
+  } else if (vx.dtype == NPU_FLOAT64) {
+    NPU_TRY(same_dtype(fn, "out", vo, NPU_FLOAT64));
   } else if (vo.dtype != vx.dtype && vo.dtype != (floats ? NPU_FLOAT32 : NPU_INT64)) {
     return fail(NPU_STATUS_INVALID_VALUE, "%s: out is %s, expected %s or %s", fn, dtype_text(vo.dtype),
                 dtype_text(vx.dtype), floats ? "float32" : "int64");
@@ -271,6 +287,8 @@ extern "C" npu_status_t npu_v3_reduce(npu_stream_t stream, int32_t opcode, const
   const int64_t reduced_step = r.reduced.rank ? r.reduced_x.stride[r.reduced.rank - 1] : INT64_MAX;
   r.columns = r.kept.rank > 0 && kept_step < reduced_step && r.kept.shape[r.kept.rank - 1] >= 8;
   const double n = static_cast<double>(vx.numel());
-  const Work work{n * (opcode == NPU_REDUCE_SUM_SQUARES ? 2 : 1), view_bytes(vx) + view_bytes(vo), vx.dtype};
+  const Work work = vx.dtype == NPU_FLOAT64 ? Work{n, 0, vx.dtype, Work::scalar}
+                                            : Work{n * (opcode == NPU_REDUCE_SUM_SQUARES ? 2 : 1),
+                                                   view_bytes(vx) + view_bytes(vo), vx.dtype};
   return submit(stream, fn, cycles(stream, work), [r] { reduce(r); });
 }

@@ -22,12 +22,12 @@ constexpr bool is_most(int op) { return op == NPU_REDUCE_MAX || op == NPU_REDUCE
 constexpr bool is_extreme(int op) { return is_arg(op) || op == NPU_REDUCE_MAX || op == NPU_REDUCE_MIN; }
 constexpr bool is_truth(int op) { return op == NPU_REDUCE_ANY || op == NPU_REDUCE_ALL; }
 
-// The accumulator's type for elements of type E (float or int64_t).
+// The accumulator's type for elements of type E (float, double or int64_t).
 template <int kOp, class E>
 struct Accumulator {
   using type = typename std::conditional<
       is_extreme(kOp), E,
-      typename std::conditional<is_truth(kOp) || !std::is_same<E, float>::value, uint64_t, double>::type>::type;
+      typename std::conditional<is_truth(kOp) || !std::is_floating_point<E>::value, uint64_t, double>::type>::type;
 };
 template <class A>
 NPU_INLINE A& slot_value(Slot& s);
@@ -57,8 +57,8 @@ NPU_INLINE Slot empty_slot() {
   A& v = slot_value<A>(s);
   if (kOp == NPU_REDUCE_PROD || kOp == NPU_REDUCE_ALL) v = A(1);
   if (is_extreme(kOp)) {
-    if (std::is_same<E, float>::value)
-      v = static_cast<A>(is_most(kOp) ? -__builtin_inff() : __builtin_inff());
+    if (std::is_floating_point<E>::value)
+      v = static_cast<A>(is_most(kOp) ? -__builtin_inf() : __builtin_inf());
     else
       v = static_cast<A>(is_most(kOp) ? INT64_MIN : INT64_MAX);
   }

@@ -163,6 +163,7 @@ size_t dtype_size(int32_t dtype) {
   switch (dtype) {
     case NPU_FLOAT16:
     case NPU_BFLOAT16:
+    case NPU_INT16:
       return 2;
     case NPU_FLOAT32:
     case NPU_INT32:

@@ -39,10 +39,10 @@ npu_status_t select(npu_stream_t stream, const char* fn, const char* const names
                     const npu_tensor_t* b, const npu_tensor_t* c, npu_scalar_t s_b, npu_scalar_t s_c,
                     const npu_tensor_t* out) {
   View vo, va, vb, vc;
-  NPU_TRY(resolve(stream, out, kElementwise, Engine::compute, false, fn, "out", &vo));
+  NPU_TRY(resolve(stream, out, kAll, Engine::compute, false, fn, "out", &vo));
   NPU_TRY(resolve(stream, cond, mask(NPU_BOOL), Engine::compute, false, fn, names[0], &va));
-  NPU_TRY(resolve(stream, b, kElementwise, Engine::compute, true, fn, names[1], &vb));
-  NPU_TRY(resolve(stream, c, kElementwise, Engine::compute, true, fn, names[2], &vc));
+  NPU_TRY(resolve(stream, b, kAll, Engine::compute, true, fn, names[1], &vb));
+  NPU_TRY(resolve(stream, c, kAll, Engine::compute, true, fn, names[2], &vc));
   NPU_TRY(same_shape(fn, names[0], va, vo));
   NPU_TRY(writable(fn, "out", vo));
   Program program;

@@ -34,10 +34,10 @@ struct View {
 
 inline constexpr uint32_t mask(int32_t dtype) { return 1u << dtype; }
 constexpr uint32_t kFloats = (1u << NPU_FLOAT16) | (1u << NPU_BFLOAT16) | (1u << NPU_FLOAT32);
-constexpr uint32_t kInts = (1u << NPU_INT8) | (1u << NPU_INT32) | (1u << NPU_INT64);
+constexpr uint32_t kInts =
+    (1u << NPU_INT8) | (1u << NPU_UINT8) | (1u << NPU_INT16) | (1u << NPU_INT32) | (1u << NPU_INT64);
 constexpr uint32_t kAnyCompute = kFloats | kInts | (1u << NPU_BOOL);
-constexpr uint32_t kElementwise = kAnyCompute | (1u << NPU_FLOAT64);  // unary and binary: the scalar core's as well
-constexpr uint32_t kAnyDma = kElementwise | (1u << NPU_UINT8);
+constexpr uint32_t kAll = kAnyCompute | (1u << NPU_FLOAT64);  // the scalar core's as well
 
 size_t dtype_size(int32_t dtype);
 

@@ -210,6 +210,10 @@ void to_float(int32_t dtype, const void* in, float* out, int64_t n) {
       return;
     case NPU_INT8:
       return simd<ConvertBody<int8_t, float>>(in, to, n);
+    case NPU_UINT8:
+      return simd<ConvertBody<uint8_t, float>>(in, to, n);
+    case NPU_INT16:
+      return simd<ConvertBody<int16_t, float>>(in, to, n);
     case NPU_INT32:
       return simd<ConvertBody<int32_t, float>>(in, to, n);
     case NPU_INT64:
@@ -239,6 +243,10 @@ void to_int(int32_t dtype, const void* in, int64_t* out, int64_t n) {
   switch (dtype) {
     case NPU_INT8:
       return simd<ConvertBody<int8_t, int64_t>>(in, to, n);
+    case NPU_UINT8:
+      return simd<ConvertBody<uint8_t, int64_t>>(in, to, n);
+    case NPU_INT16:
+      return simd<ConvertBody<int16_t, int64_t>>(in, to, n);
     case NPU_INT32:
       return simd<ConvertBody<int32_t, int64_t>>(in, to, n);
     case NPU_INT64:
@@ -254,6 +262,10 @@ void from_int(int32_t dtype, const int64_t* in, void* out, int64_t n) {
   switch (dtype) {
     case NPU_INT8:
       return simd<ConvertBody<int64_t, int8_t>>(from, out, n);
+    case NPU_UINT8:
+      return simd<ConvertBody<int64_t, uint8_t>>(from, out, n);
+    case NPU_INT16:
+      return simd<ConvertBody<int64_t, int16_t>>(from, out, n);
     case NPU_INT32:
       return simd<ConvertBody<int64_t, int32_t>>(from, out, n);
     case NPU_INT64:
@@ -380,9 +392,9 @@ int32_t run_program(const Program& p) {
 
 // ---- argument checks
 const char* dtype_text(int32_t dtype) {
-  static const char* const names[] = {"none",  "float16", "bfloat16", "float32", "int8",
-                                      "int32", "int64",   "bool",     "uint8",   "float64"};
-  return dtype >= 0 && dtype <= NPU_FLOAT64 ? names[dtype] : "unknown";
+  static const char* const names[] = {"none",  "float16", "bfloat16", "float32", "int8", "int32",
+                                      "int64", "bool",    "uint8",    "float64", "int16"};
+  return dtype >= 0 && dtype <= NPU_INT16 ? names[dtype] : "unknown";
 }
 
 // "[2, 3]" into a buffer of 128 bytes.

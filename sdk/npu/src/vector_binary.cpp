@@ -5,6 +5,7 @@
 // MAX and MIN to the tensors' dtype, as PyTorch does), float64, int64 for integers and BOOL. Integer division by zero
 // gives NPU_STATUS_EXECUTION_FAILED at the next synchronise and writes 0; the least integer divided by -1 wraps around.
 // BOOL: ADD is or, MUL is and; SUB and the divisions refuse it.
+#include "special.h"
 #include "vector_math.h"
 
 namespace npu {
@@ -86,6 +87,36 @@ NPU_INLINE int64_t int_power(int64_t base, int64_t exponent) {
   return static_cast<int64_t>(result);
 }
 
+NPU_INLINE int64_t int_gcd(int64_t a, int64_t b) {
+  uint64_t x = a < 0 ? 0 - u(a) : u(a), y = b < 0 ? 0 - u(b) : u(b);
+  while (y) {
+    const uint64_t rest = x % y;
+    x = y;
+    y = rest;
+  }
+  return static_cast<int64_t>(x);
+}
+// The neighbour of `a` towards `b`, on the bits of a floating format whose infinity has the bits kInf: magnitudes are
+// ordered as their bits are.
+template <class U, U kInf>
+struct NextAfterBody {
+  NPU_INLINE static void run(const void* a_, const void* b_, const void*, void* o_, int64_t n, const Params*) {
+    constexpr U kSign = static_cast<U>(U(1) << (8 * sizeof(U) - 1)), kQuiet = kInf | (kInf >> 1);
+    const U* a = static_cast<const U*>(a_);
+    const U* b = static_cast<const U*>(b_);
+    U* o = static_cast<U*>(o_);
+    NPU_IVDEP for (int64_t i = 0; i < n; i++) {
+      const U x = a[i], y = b[i], p = x & static_cast<U>(~kSign), q = y & static_cast<U>(~kSign);
+      const bool nan = p > kInf || q > kInf, same = x == y || (p | q) == 0;
+      // Away from zero if b has the same sign and is farther out.
+      const bool outwards = (x & kSign) == (y & kSign) && q > p;
+      const U step = static_cast<U>(outwards ? x + 1 : x - 1);
+      const U least = static_cast<U>((y & kSign) | 1);
+      o[i] = nan ? kQuiet : same ? y : p == 0 ? least : step;
+    }
+  }
+};
+
 BINARY_OP(AddF, float, float, a + p.f0 * b)
 BINARY_OP(AddI, int64_t, int64_t, u(a) + u(p.i0) * u(b))
 BINARY_OP(SubF, float, float, a - p.f0 * b)
@@ -119,6 +150,13 @@ BINARY_OP(BitwiseAnd, int64_t, int64_t, a& b)
 BINARY_OP(BitwiseOr, int64_t, int64_t, a | b)
 BINARY_OP(BitwiseXor, int64_t, int64_t, a ^ b)
 BINARY_OP(Atan2, float, float, __builtin_atan2f(a, b))
+BINARY_OP(CopysignF, float, float, __builtin_copysignf(a, b))
+BINARY_OP(ShlI, int64_t, int64_t, u(b) < u(p.i1) ? u(a) << (b & 63) : 0)
+BINARY_OP(ShrI, int64_t, int64_t, a >> (u(b) < u(p.i1) ? b & 63 : 63))
+BINARY_OP(GcdI, int64_t, int64_t, int_gcd(a, b))
+BINARY_OP(IgammaF, float, float, math::igamma(a, b))
+BINARY_OP(IgammacF, float, float, math::igammac(a, b))
+BINARY_OP(ZetaF, float, float, math::zeta(a, b))
 // NaN in the saved tensor lets the gradient through, as PyTorch's threshold does.
 BINARY_OP(ReluGrad, float, float, b <= p.f1 ? 0.0f : a)
 BINARY_OP(SigmoidGrad, float, float, a * (1 - b) * b)
@@ -170,8 +208,26 @@ Entry bit_entry(const char* name) {
   return {nullptr, kernel<BinaryBody<Op, int64_t, int64_t>>(), kInts | mask(NPU_BOOL), false, false, 1, name};
 }
 
+template <class Op>
+Entry integer_entry(const char* name, double flops) {
+  return {nullptr, kernel<BinaryBody<Op, int64_t, int64_t>>(), kInts, false, false, flops, name};
+}
+
+Kernel next_after(int32_t dtype) {
+  switch (dtype) {
+    case NPU_FLOAT16:
+      return kernel<NextAfterBody<uint16_t, 0x7c00>>();
+    case NPU_BFLOAT16:
+      return kernel<NextAfterBody<uint16_t, 0x7f80>>();
+    case NPU_FLOAT32:
+      return kernel<NextAfterBody<uint32_t, 0x7f800000>>();
+    default:
+      return kernel<NextAfterBody<uint64_t, 0x7ff0000000000000>>();
+  }
+}
+
 struct Table {
-  Entry at[NPU_BINARY_LEAKY_RELU_GRAD + 1];
+  Entry at[NPU_BINARY_ZETA + 1];
   Kernel square = kernel<BinaryBody<SquareF, float, float>>();
   Table() {
     constexpr uint32_t kNumbers = kFloats | kInts;
@@ -200,6 +256,14 @@ struct Table {
     at[NPU_BINARY_BITWISE_OR] = bit_entry<BitwiseOr>("BITWISE_OR");
     at[NPU_BINARY_BITWISE_XOR] = bit_entry<BitwiseXor>("BITWISE_XOR");
     at[NPU_BINARY_ATAN2] = float_entry<Atan2>("ATAN2", 16);
+    at[NPU_BINARY_COPYSIGN] = float_entry<CopysignF>("COPYSIGN", 1);
+    at[NPU_BINARY_NEXTAFTER] = {nullptr, nullptr, kFloats | mask(NPU_FLOAT64), false, false, 2, "NEXTAFTER"};
+    at[NPU_BINARY_SHL] = integer_entry<ShlI>("SHL", 1);
+    at[NPU_BINARY_SHR] = integer_entry<ShrI>("SHR", 1);
+    at[NPU_BINARY_GCD] = integer_entry<GcdI>("GCD", 40);
+    at[NPU_BINARY_IGAMMA] = float_entry<IgammaF>("IGAMMA", 80);
+    at[NPU_BINARY_IGAMMAC] = float_entry<IgammacF>("IGAMMAC", 80);
+    at[NPU_BINARY_ZETA] = float_entry<ZetaF>("ZETA", 80);
     at[NPU_BINARY_RELU_GRAD] = float_entry<ReluGrad>("RELU_GRAD", 1);
     at[NPU_BINARY_SIGMOID_GRAD] = float_entry<SigmoidGrad>("SIGMOID_GRAD", 3);
     at[NPU_BINARY_TANH_GRAD] = float_entry<TanhGrad>("TANH_GRAD", 3);
@@ -214,13 +278,6 @@ const Table& table() {
   return t;
 }
 
-double rounded_to(int32_t dtype, double value) {
-  const float f = static_cast<float>(value);
-  if (dtype == NPU_FLOAT16) return half_to_float1(float_to_half1(f));
-  if (dtype == NPU_BFLOAT16) return bf16_to_float1(float_to_bf161(f));
-  return f;
-}
-
 }  // namespace
 }  // namespace npu
 
@@ -231,20 +288,20 @@ extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const
   static const char fn[] = "npu_v3_binary";
   const bool convert = opcode >= 0 && opcode & NPU_BINARY_CONVERT;
   if (convert) opcode -= NPU_BINARY_CONVERT;
-  if (opcode < 1 || opcode > NPU_BINARY_LEAKY_RELU_GRAD || !table().at[opcode].name)
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d or %d to %d", fn, opcode,
-                NPU_BINARY_ADD, NPU_BINARY_ATAN2, NPU_BINARY_RELU_GRAD, NPU_BINARY_LEAKY_RELU_GRAD);
+  if (opcode < NPU_BINARY_ADD || opcode > NPU_BINARY_ZETA)
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected %d to %d", fn, opcode, NPU_BINARY_ADD,
+                NPU_BINARY_ZETA);
   const Entry& entry = table().at[opcode];
   if (!a && !b)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: NPU_BINARY_%s: a and b are both NULL, expected a tensor in one of them",
                 fn, entry.name);
-  if (!b && opcode >= NPU_BINARY_RELU_GRAD)
+  if (!b && opcode >= NPU_BINARY_RELU_GRAD && opcode <= NPU_BINARY_LEAKY_RELU_GRAD)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: NPU_BINARY_%s: b is NULL, expected the saved tensor", fn, entry.name);
   Unset room[3];
   View &va = room[0].view, &vb = room[1].view, &vo = room[2].view;
-  NPU_TRY(resolve(stream, a, kElementwise, Engine::compute, true, fn, "a", &va));
-  NPU_TRY(resolve(stream, b, kElementwise, Engine::compute, true, fn, "b", &vb));
-  NPU_TRY(resolve(stream, out, kElementwise, Engine::compute, false, fn, "out", &vo));
+  NPU_TRY(resolve(stream, a, kAll, Engine::compute, true, fn, "a", &va));
+  NPU_TRY(resolve(stream, b, kAll, Engine::compute, true, fn, "b", &vb));
+  NPU_TRY(resolve(stream, out, kAll, Engine::compute, false, fn, "out", &vo));
   const int32_t dtype = va ? va.dtype : vb.dtype;
   const Kernel on_double = dtype == NPU_FLOAT64 ? scalar_binary(opcode) : nullptr;
   if (!(entry.dtypes & mask(dtype)) && !on_double)
@@ -275,17 +332,23 @@ extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const
   program.in = compute_of(dtype);
   program.out = entry.to_bool ? Compute::raw : program.in;
   program.run = on_double ? on_double : program.in == Compute::f32 ? entry.on_float : entry.on_int;
-  if (convert) s = converted(s, dtype);
+  if (convert || entry.storage_scalar) s = converted(s, dtype);
   const double value = scalar_double(s);
-  program.scalar_f = entry.storage_scalar && program.in == Compute::f32 ? rounded_to(dtype, value) : value;
+  program.scalar_f = value;
   program.scalar_i = dtype == NPU_BOOL ? (s.is_integer ? s.i != 0 : s.d != 0) : scalar_int(s);
   program.params.f0 = static_cast<float>(scalar_double(alpha));
   program.params.i0 = on_double ? static_cast<int64_t>(math::as_bits(scalar_double(alpha))) : scalar_int(alpha);
   program.params.f1 = static_cast<float>(value);
+  program.params.i1 = 8 * static_cast<int64_t>(dtype_size(dtype));
+  if (opcode == NPU_BINARY_NEXTAFTER) {
+    program.run = next_after(dtype);
+    program.in = program.out = Compute::raw;
+    program.scalar_i = element_bits(s, dtype);
+  }
   if (opcode == NPU_BINARY_POW && !vb && value == 2 && program.in == Compute::f32) program.run = table().square;
   const double n = static_cast<double>(program.loop.n);
   const double bytes = n * (count - 1) * dtype_size(dtype) + n * program.operand[0].size;
-  const Work work = on_double ? Work{n, 0, dtype, Work::scalar} : Work{n * entry.flops, bytes, dtype};
+  const Work work = dtype == NPU_FLOAT64 ? Work{n, 0, dtype, Work::scalar} : Work{n * entry.flops, bytes, dtype};
   const uint64_t cost = cycles(stream, work);
   const bool divides = program.in == Compute::i64 && opcode >= NPU_BINARY_DIV_TRUNC && opcode <= NPU_BINARY_FMOD;
   if (!divides) return submit_program(stream, fn, cost, program, [](int32_t) {});

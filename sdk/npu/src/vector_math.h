@@ -133,6 +133,39 @@ NPU_INLINE double erf(double x) {
   const double small = near * erf_over_x(near * near);
   return __builtin_copysign(a > 1.1 ? tail : small, x);
 }
+NPU_INLINE double erfc(double x) {
+  const double a = __builtin_fabs(x);
+  const double tail = erfc_tail(a, exp(-a * a));
+  const double far = x < 0 ? 2 - tail : tail;
+  const double low = x < -1.1 ? -1.1 : x;
+  const double near = low > 1.1 ? 1.1 : low;
+  const double mid = 1 - near * erf_over_x(near * near);
+  return a > 1.1 ? far : mid;
+}
+NPU_INLINE double sinh(double x) {
+  const double t = expm1(__builtin_fabs(x));
+  const double y = t < kInfinity ? 0.5 * (t + t / (t + 1)) : t;
+  return __builtin_copysign(y, x);
+}
+NPU_INLINE double cosh(double x) {
+  const double e = exp(__builtin_fabs(x));
+  return 0.5 * (e + 1 / e);
+}
+NPU_INLINE double asinh(double x) {
+  const double a = __builtin_fabs(x), c = a > 1e100 ? 1e100 : a, square = c * c;
+  const double y = log1p(c + square / (1 + __builtin_sqrt(square + 1)));
+  return __builtin_copysign(a > 1e100 ? a : y, x);  // beyond float32: infinity
+}
+NPU_INLINE double acosh(double x) {
+  const double t = x - 1;
+  const double y = log1p(t + __builtin_sqrt(t * (t + 2)));
+  return x < 1 ? __builtin_nan("") : y;
+}
+NPU_INLINE double atanh(double x) {
+  const double a = __builtin_fabs(x);
+  return __builtin_copysign(0.5 * log1p(2 * a / (1 - a)), x);
+}
+
 // The normal distribution's integral up to x, with a small relative error for negative x too.
 NPU_INLINE double normal_cdf(double x) {
   const double z = x * 0.70710678118654752440;

@@ -82,7 +82,7 @@ extern "C" npu_status_t npu_v3_ternary(npu_stream_t stream, int32_t opcode, cons
   const bool b_optional = select || opcode == NPU_TERNARY_CLAMP;
   const bool c_optional = b_optional || opcode == NPU_TERNARY_LERP;
   View va, vb, vc, vo;
-  const uint32_t dtypes = select ? kElementwise : integers ? kFloats | kInts : kFloats;
+  const uint32_t dtypes = select ? kAll : integers ? kFloats | kInts : kFloats;
   NPU_TRY(resolve(stream, out, dtypes, Engine::compute, false, fn, "out", &vo));
   NPU_TRY(resolve(stream, a, select ? mask(NPU_BOOL) : dtypes, Engine::compute, false, fn, "a", &va));
   NPU_TRY(resolve(stream, b, dtypes, Engine::compute, b_optional, fn, "b", &vb));

@@ -3,6 +3,7 @@
 // Contract: the header's. An opcode without an integer functor refuses integers with NPU_STATUS_NOT_SUPPORTED; the
 // functors on float64 are the scalar core's.
 // BOOL takes part as 0 and 1, where the result of the opcode on them is a truth value or the value itself.
+#include "special.h"
 #include "vector_math.h"
 
 namespace npu {
@@ -84,6 +85,22 @@ FLOAT_OP(Floor, __builtin_floorf(x))
 FLOAT_OP(Ceil, __builtin_ceilf(x))
 FLOAT_OP(Round, __builtin_rintf(x))
 FLOAT_OP(Trunc, __builtin_truncf(x))
+FLOAT_OP(Exp2, math::exp(x * 0.693147180559945309417))
+FLOAT_OP(Log2, math::log(x) * 1.44269504088896340736)
+FLOAT_OP(Log10, math::log(x) * 0.434294481903251827651)
+FLOAT_OP(Tan, __builtin_tan(x))
+FLOAT_OP(Asin, __builtin_asin(x))
+FLOAT_OP(Acos, __builtin_acos(x))
+FLOAT_OP(Atan, __builtin_atan(x))
+FLOAT_OP(Sinh, math::sinh(x))
+FLOAT_OP(Cosh, math::cosh(x))
+FLOAT_OP(Asinh, math::asinh(x))
+FLOAT_OP(Acosh, math::acosh(x))
+FLOAT_OP(Atanh, math::atanh(x))
+FLOAT_OP(Erfc, math::erfc(x))
+FLOAT_OP(Erfinv, math::erfinv(x))
+FLOAT_OP(Lgamma, math::lgamma(x))
+FLOAT_OP(Digamma, math::digamma(x))
 FLOAT_OP(LeakyRelu, x > 0 ? x : x * p.f0)
 
 struct Entry {
@@ -109,7 +126,7 @@ Entry truth_entry(const char* name) {
 }
 
 struct Table {
-  Entry at[NPU_UNARY_ISFINITE + 1];
+  Entry at[NPU_UNARY_DIGAMMA + 1];
   Table() {
     constexpr uint32_t kNumbers = kFloats | kInts;
     at[NPU_UNARY_NEG] = numeric_entry<Neg>("NEG", kNumbers);
@@ -142,6 +159,22 @@ struct Table {
     at[NPU_UNARY_LEAKY_RELU] = float_entry<LeakyRelu>("LEAKY_RELU", 2);
     at[NPU_UNARY_CLAMP] = numeric_entry<Clamp>("CLAMP", kNumbers);
     at[NPU_UNARY_ISFINITE] = truth_entry<IsFinite>("ISFINITE");
+    at[NPU_UNARY_EXP2] = float_entry<Exp2>("EXP2", 8);
+    at[NPU_UNARY_LOG2] = float_entry<Log2>("LOG2", 8);
+    at[NPU_UNARY_LOG10] = float_entry<Log10>("LOG10", 8);
+    at[NPU_UNARY_TAN] = float_entry<Tan>("TAN", 16);
+    at[NPU_UNARY_ASIN] = float_entry<Asin>("ASIN", 12);
+    at[NPU_UNARY_ACOS] = float_entry<Acos>("ACOS", 12);
+    at[NPU_UNARY_ATAN] = float_entry<Atan>("ATAN", 12);
+    at[NPU_UNARY_SINH] = float_entry<Sinh>("SINH", 12);
+    at[NPU_UNARY_COSH] = float_entry<Cosh>("COSH", 12);
+    at[NPU_UNARY_ASINH] = float_entry<Asinh>("ASINH", 14);
+    at[NPU_UNARY_ACOSH] = float_entry<Acosh>("ACOSH", 14);
+    at[NPU_UNARY_ATANH] = float_entry<Atanh>("ATANH", 14);
+    at[NPU_UNARY_ERFC] = float_entry<Erfc>("ERFC", 14);
+    at[NPU_UNARY_ERFINV] = float_entry<Erfinv>("ERFINV", 20);
+    at[NPU_UNARY_LGAMMA] = float_entry<Lgamma>("LGAMMA", 20);
+    at[NPU_UNARY_DIGAMMA] = float_entry<Digamma>("DIGAMMA", 20);
   }
 };
 const Table& table() {
@@ -157,18 +190,18 @@ using namespace npu;
 extern "C" npu_status_t npu_v3_unary(npu_stream_t stream, int32_t opcode, const npu_tensor_t* x, npu_scalar_t p0,
                                      npu_scalar_t p1, const npu_tensor_t* out) {
   static const char fn[] = "npu_v3_unary";
-  if (opcode < 1 || opcode > NPU_UNARY_ISFINITE)
-    return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected NPU_UNARY_NEG (%d) to ISFINITE (%d)", fn,
-                opcode, NPU_UNARY_NEG, NPU_UNARY_ISFINITE);
+  if (opcode < 1 || opcode > NPU_UNARY_DIGAMMA)
+    return fail(NPU_STATUS_INVALID_VALUE, "%s: opcode %d is unknown, expected NPU_UNARY_NEG (%d) to DIGAMMA (%d)", fn,
+                opcode, NPU_UNARY_NEG, NPU_UNARY_DIGAMMA);
   const Entry& entry = table().at[opcode];
   Unset room[2];
   View &vx = room[0].view, &vo = room[1].view;
-  NPU_TRY(resolve(stream, x, kElementwise, Engine::compute, false, fn, "x", &vx));
+  NPU_TRY(resolve(stream, x, kAll, Engine::compute, false, fn, "x", &vx));
   const Kernel on_double = vx.dtype == NPU_FLOAT64 ? scalar_unary(opcode) : nullptr;
   if (!(entry.dtypes & mask(vx.dtype)) && !on_double)
     return fail(NPU_STATUS_NOT_SUPPORTED, "%s: NPU_UNARY_%s does not take %s for x", fn, entry.name,
                 dtype_text(vx.dtype));
-  NPU_TRY(resolve(stream, out, kElementwise, Engine::compute, false, fn, "out", &vo));
+  NPU_TRY(resolve(stream, out, kAll, Engine::compute, false, fn, "out", &vo));
   NPU_TRY(same_dtype(fn, "out", vo, entry.to_bool ? NPU_BOOL : vx.dtype));
   NPU_TRY(same_shape(fn, "x", vx, vo));
   NPU_TRY(writable(fn, "out", vo));

@@ -82,7 +82,7 @@ inline uint16_t bf16_of(float f) {
 }
 
 inline size_t size_of(int32_t dtype) {
-  static const size_t sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1, 8};
+  static const size_t sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1, 8, 2};
   return sizes[dtype];
 }
 inline double get(const void* data, int32_t dtype, int64_t i) {
@@ -95,6 +95,8 @@ inline double get(const void* data, int32_t dtype, int64_t i) {
       return static_cast<const float*>(data)[i];
     case NPU_INT8:
       return static_cast<const int8_t*>(data)[i];
+    case NPU_INT16:
+      return static_cast<const int16_t*>(data)[i];
     case NPU_INT32:
       return static_cast<const int32_t*>(data)[i];
     case NPU_INT64:
@@ -118,6 +120,9 @@ inline void put(void* data, int32_t dtype, int64_t i, double x) {
       break;
     case NPU_INT8:
       static_cast<int8_t*>(data)[i] = int8_t(x);
+      break;
+    case NPU_INT16:
+      static_cast<int16_t*>(data)[i] = int16_t(x);
       break;
     case NPU_INT32:
       static_cast<int32_t*>(data)[i] = int32_t(x);

@@ -9,8 +9,8 @@ bool floating(int32_t dtype) { return dtype <= NPU_FLOAT32 || dtype == NPU_FLOAT
 
 void copies() {
   Bench b;
-  const int32_t all[] = {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32, NPU_INT8,   NPU_INT32,
-                         NPU_INT64,   NPU_BOOL,     NPU_UINT8,   NPU_FLOAT64};
+  const int32_t all[] = {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32, NPU_INT8,    NPU_INT32,
+                         NPU_INT64,   NPU_BOOL,     NPU_UINT8,   NPU_FLOAT64, NPU_INT16};
   for (int32_t from : all) {
     for (int32_t to : all) {
       Tensor x(b, from, {3, 35}), y(b, to, {3, 35}, {1, 3});

@@ -57,7 +57,8 @@ void reduce_case(int dtype, const Shape& shape, const Shape& stride, uint32_t di
     // A value for each place in memory, as broadcast elements must agree; near 1, for the products.
     const uint64_t bits = static_cast<uint64_t>(x.offset(i) + 1) * 0x9e3779b97f4a7c15ull;
     const double u = static_cast<double>(bits >> 40) * 0x1p-24;
-    v[i] = is_float(dtype) ? round_to(dtype, 0.9 + 0.2 * u) : dtype == NPU_BOOL ? bits >> 63 : double(bits >> 61) - 3;
+    const double integer = dtype == NPU_BOOL ? bits >> 63 : double(bits >> 61) - (dtype == NPU_UINT8 ? 0 : 3);
+    v[i] = is_float(dtype) ? round_to(dtype, 0.9 + 0.2 * u) : integer;
     if (nan && x.offset(i) == 5) v[i] = kNaN;
   }
   x.set(v);
@@ -71,7 +72,7 @@ void reduce_case(int dtype, const Shape& shape, const Shape& stride, uint32_t di
     if (opcode == NPU_REDUCE_MEAN && !is_float(dtype)) continue;
     const bool truth = opcode == NPU_REDUCE_ANY || opcode == NPU_REDUCE_ALL;
     const bool extreme = opcode == NPU_REDUCE_MAX || opcode == NPU_REDUCE_MIN;
-    const int wide = truth || extreme ? 0 : is_float(dtype) ? NPU_FLOAT32 : NPU_INT64;
+    const int wide = truth || extreme || dtype == NPU_FLOAT64 ? 0 : is_float(dtype) ? NPU_FLOAT32 : NPU_INT64;
     for (int to : {truth ? NPU_BOOL : dtype, wide}) {
       if (!to) continue;
       if (opcode == NPU_REDUCE_PROD && !is_float(dtype)) continue;  // below, with integers
@@ -81,12 +82,15 @@ void reduce_case(int dtype, const Shape& shape, const Shape& stride, uint32_t di
         for (double& e : expected) e /= count;
       if (to == NPU_INT8)
         for (double& e : expected) e = static_cast<int8_t>(static_cast<int64_t>(e));
+      if (to == NPU_UINT8)
+        for (double& e : expected) e = static_cast<uint8_t>(static_cast<int64_t>(e));
       if (to == NPU_BOOL)
         for (double& e : expected) e = e != 0;
       Tensor out(to, out_shape);
       OK(npu_v3_reduce(stream, opcode, x, dims, out));
       if (is_float(to)) {
-        near(out, expected, 0.51, "reduce %d over 0x%x of %s", opcode, dims, name_of(dtype));
+        near(out, expected, dtype == NPU_FLOAT64 ? 500 : 0.51, "reduce %d over 0x%x of %s", opcode, dims,
+             name_of(dtype));
       } else {
         CHECK(out.get() == expected, "reduce %d over 0x%x of %s", opcode, dims, name_of(dtype));
       }
@@ -115,7 +119,8 @@ void reductions() {
       {}, dense_strides(shape, {3, 2, 1, 0}), dense_strides(shape, {0, 2, 3, 1}), {1500, 160, 52, 3}, {0, 17, 0, 1}};
   for (const Shape& stride : strides)
     for (uint32_t dims = 0; dims < 16; dims++)
-      for (int dtype : {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32, NPU_INT8, NPU_INT32, NPU_INT64, NPU_BOOL})
+      for (int dtype : {NPU_FLOAT16, NPU_BFLOAT16, NPU_FLOAT32, NPU_INT8, NPU_UINT8, NPU_INT16, NPU_INT32, NPU_INT64,
+                        NPU_FLOAT64, NPU_BOOL})
         for (int nan = 0; nan <= (is_float(dtype) ? 1 : 0); nan++) reduce_case(dtype, shape, stride, dims, nan);
   // Long rows and long columns, cut into pieces.
   for (int dtype : {NPU_FLOAT16, NPU_FLOAT32, NPU_INT32})

@@ -159,8 +159,8 @@ void addresses() {
   t.rank = 7;
   REFUSED(npu_v3_fill_nd(b.stream, &t, zero), NPU_STATUS_NOT_SUPPORTED, "rank 7");
   t = x.desc;
-  t.dtype = 10;
-  REFUSED(npu_v3_fill_nd(b.stream, &t, zero), NPU_STATUS_INVALID_VALUE, "10 is not a dtype");
+  t.dtype = 11;
+  REFUSED(npu_v3_fill_nd(b.stream, &t, zero), NPU_STATUS_INVALID_VALUE, "11 is not a dtype");
   int64_t huge[] = {INT64_MAX / 2, 8};
   t = x.desc;
   t.shape = huge;

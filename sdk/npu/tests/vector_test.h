@@ -52,12 +52,12 @@ inline void refused(npu_status_t got, npu_status_t status, std::initializer_list
 
 inline bool is_float(int dtype) { return dtype <= NPU_FLOAT32 || dtype == NPU_FLOAT64; }
 inline int item_size(int dtype) {
-  static const int sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1, 8};
+  static const int sizes[] = {0, 2, 2, 4, 1, 4, 8, 1, 1, 8, 2};
   return sizes[dtype];
 }
 inline const char* name_of(int dtype) {
-  static const char* const names[] = {"",      "float16", "bfloat16", "float32", "int8",
-                                      "int32", "int64",   "bool",     "uint8",   "float64"};
+  static const char* const names[] = {"",      "float16", "bfloat16", "float32", "int8", "int32",
+                                      "int64", "bool",    "uint8",    "float64", "int16"};
   return names[dtype];
 }
 
@@ -216,6 +216,7 @@ class Tensor {
   static npu_stream_t stream_() { return ::stream; }
   int64_t integer(const char* at) const {
     if (t.dtype == NPU_INT8) return *reinterpret_cast<const int8_t*>(at);
+    if (t.dtype == NPU_INT16) return *reinterpret_cast<const int16_t*>(at);
     if (t.dtype == NPU_INT32) return *reinterpret_cast<const int32_t*>(at);
     if (t.dtype == NPU_INT64) return *reinterpret_cast<const int64_t*>(at);
     return *reinterpret_cast<const uint8_t*>(at);
