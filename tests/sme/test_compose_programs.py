@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import aten, check, ops, program_of, run
+from composing import Chip, aten, check, ops, program_of, run
 from torch import Tensor
 
 from torchfl.compose.trace import NotComposable
@@ -242,6 +242,15 @@ def test_random_numbers_count_their_counters() -> None:
     big = program_of(aten.randn.default, [4096], dtype=F)
     normal, _ = run(big, aten.randn.default, [4096], dtype=F)
     assert normal[0] is not None and abs(float(normal[0].mean())) < 0.06 and abs(float(normal[0].std()) - 1) < 0.05
+
+    class NoHalf(Chip):
+        def instruction(self, name: str, dtypes: tuple[torch.dtype, ...]) -> bool:
+            return H not in dtypes or name == "vcast"
+
+    half, _ = run(
+        program_of(aten.rand.default, [1 << 16], dtype=H, chip=NoHalf()), aten.rand.default, [1 << 16], dtype=H
+    )
+    assert half[0] is not None and half[0].max() < 1
     program = program_of(aten.bernoulli_.float, rand(64), 0.25)
     assert program.writes or program.steps[-1].outs == [program.inputs[0].value]
 
@@ -268,6 +277,16 @@ def test_a_result_that_is_only_copied_is_made_in_place() -> None:
     z = torch.complex(rand(4), rand(4, seed=1))
     program = program_of(aten.mul.Tensor, z, z)
     assert "copy_nd" not in ops(program) and len(ops(program)) <= 6, program.text()
+
+
+def test_steps_that_depend_on_nothing_are_named() -> None:
+    program = program_of(aten.tril.default, rand(4, 4))
+    constant = [ops(program)[n] for n in program.constant_steps]
+    assert "iota" in constant and "vle" in constant and "vselect" not in constant
+    assert not program_of(aten.rand_like.default, rand(4)).constant_steps
+    assert not program_of(aten.gelu.default, rand(4)).constant_steps
+    pool = program_of(aten.avg_pool2d.default, rand(1, 2, 6, 6), [3, 3], [2, 2], [1, 1])
+    assert len(pool.steps) - len(pool.constant_steps) <= 6, pool.text()
 
 
 def test_pointwise_programs_are_marked_for_any_size() -> None:

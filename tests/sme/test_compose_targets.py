@@ -107,6 +107,13 @@ def test_kernels_of_the_chip_are_steps_but_not_for_the_call_itself() -> None:
         program_of(aten.mm.default, x, x.t(), chip=Chip("vadd", kernels="mm"))
 
 
+def test_a_kernel_of_the_same_meaning_stands_in_for_an_instruction() -> None:
+    program = check(aten._softmax.default, x, 1, False, chip=Chip("reduce_max reduce_sum vsub vdiv", kernels="exp"))
+    assert "aten::exp.default" in ops(program)
+    program = check(aten.sigmoid.default, x, chip=Chip("vmul vadd vdiv", kernels="exp"))  # no call of exp: a lowering
+    assert ops(program) == ["vmul", "aten::exp.default", "vadd", "vdiv"]
+
+
 def test_rank_beyond_the_chip() -> None:
     deep = torch.randn(2, 1, 3, 2, 2, 2)
     chip = Chip(max_rank=3)

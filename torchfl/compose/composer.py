@@ -6,6 +6,7 @@ is kept in memory is bounded. Not thread-safe; calls come under the GIL.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,6 +58,15 @@ class Composer:
         self._refused: OrderedDict[tuple[Any, str], str] = OrderedDict()
 
     def program(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        collects = gc.isenabled()
+        gc.disable()  # so many small objects at once would set off a collection of the whole process: 100 ms
+        try:
+            return self._program(op, args, kwargs)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _program(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         text = signature(op, args, kwargs)
         key = (op, text)
         given = full_arguments(op, args, kwargs)

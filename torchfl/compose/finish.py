@@ -27,6 +27,7 @@ def finish(rec: Recorder, half: str | None = None) -> Program:
     program.baked = sorted(rec.numbers.baked)
     program.baked_values = [plain(rec.numbers.values[b]) for b in program.baked]
     program.generic = _generic(program)
+    program.constant_steps = _constant_steps(program)
     return program
 
 
@@ -258,6 +259,31 @@ def _pointwise_kernel(op: str) -> bool:
         return False
     packet, _, overload = name.partition(".")
     return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, packet), overload or "default").tags
+
+
+def _constant_steps(program: Program) -> list[int]:
+    values = program.values
+    varying = {i.value for i in program.inputs} | {values[v].base for v, _ in program.writes}
+    found: set[int] = set(range(len(program.steps)))
+    while True:  # until no step that a varying value reaches is left; programs are short
+        before = len(found)
+        for n in sorted(found):
+            step = program.steps[n]
+            bases = {values[o].base for o in step.outs if o is not None}
+            if _varies(step) or bases & varying or any(values[i].base in varying for i in reads(step)):
+                found.discard(n)
+                varying |= bases
+        if len(found) == before:
+            return sorted(found)
+
+
+def _varies(step: Step) -> bool:
+    def open_(a: Any) -> bool:
+        if isinstance(a, dict):
+            return not ("value" in a or "values" in a or "dtype" in a or "float" in a)
+        return any(map(open_, a)) if isinstance(a, list) else False
+
+    return not step.op.startswith("uba::") or open_(step.args)
 
 
 def _generic(program: Program) -> str:

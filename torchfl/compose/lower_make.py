@@ -104,6 +104,9 @@ def uniform(rec: Recorder, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     args = [list(sizes), {"seed": True}, {"offset": offset}, {"dtype": dtype_name(wide)}]
     made = rec.run("random_uniform", args, [(sizes, wide, None)])
     rec.program.random += -(-math.prod(sizes) // 4)
+    if wide != dtype:  # rounding up would give 1: drop what the narrow dtype has no bits for
+        bits = 2.0 ** (11 if dtype == torch.float16 else 8)
+        made = vec(rec, "vmul", vec(rec, "vfloor", vec(rec, "vmul", made, bits)), 1 / bits)
     return cast(rec, made, dtype)
 
 

@@ -102,6 +102,10 @@ class Program:
     """"pointwise": every value has the one common shape, or is an input broadcast to it, and all are contiguous; so the
     program serves all sizes with the same ranks and the same pattern of broadcast dimensions."""
 
+    constant_steps: list[int] = field(default_factory=list)
+    """Steps that depend on no argument, number or random draw, and whose results no other step writes into: what they
+    compute is the same in every run, so it may be kept."""
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -117,6 +121,7 @@ class Program:
             "baked_values": self.baked_values,
             "random": self.random,
             "generic": self.generic,
+            "constant_steps": self.constant_steps,
         }
 
     @classmethod
@@ -137,6 +142,7 @@ class Program:
             baked_values=list(d["baked_values"]),
             random=d["random"],
             generic=d["generic"],
+            constant_steps=list(d["constant_steps"]),
         )
 
     def text(self) -> str:

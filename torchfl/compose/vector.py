@@ -181,8 +181,8 @@ def _exact(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 
 def _otherwise(rec: Recorder, name: str, dtype: torch.dtype, operands: list[Any], sizes: torch.Size) -> Tensor:
-    result: Any = NotImplemented
-    if name not in rec.trying:
+    result: Any = _by_kernel(rec, name, dtype, operands)
+    if result is NotImplemented and name not in rec.trying:
         rec.trying.append(name)  # vne by veq by vne ...
         for alternative in _ALTERNATIVES.get(name, ()):
             if result is NotImplemented:
@@ -196,6 +196,30 @@ def _otherwise(rec: Recorder, name: str, dtype: torch.dtype, operands: list[Any]
         raise NotComposable(f"no {name} for {dtype_name(dtype)}")
     assert isinstance(result, Tensor)
     return result.expand(sizes) if result.shape != sizes else result
+
+
+_aten = torch.ops.aten
+_KERNELS = {
+    "vadd": _aten.add.Tensor,
+    "vsub": _aten.sub.Tensor,
+    "vmul": _aten.mul.Tensor,
+    "vdiv": _aten.div.Tensor,
+    "vmax": _aten.maximum.default,
+    "vmin": _aten.minimum.default,
+    "vselect": _aten.where.self,
+    **{
+        f"v{n}": getattr(_aten, n).default
+        for n in ["neg", "abs", "floor", "ceil", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf"]
+    },
+}
+
+
+def _by_kernel(rec: Recorder, name: str, dtype: torch.dtype, operands: list[Any]) -> Any:
+    """By a kernel that the chip has for the operator of the same meaning."""
+    op = _KERNELS.get(name)
+    if op is None or op is rec.root or not all(isinstance(x, Tensor) for x in operands):
+        return NotImplemented
+    return rec.native(op, operands, {}) if rec.target.native(op, operands, {}) else NotImplemented
 
 
 def _widened(rec: Recorder, name: str, dtype: torch.dtype, wide: torch.dtype, operands: list[Any]) -> Tensor:

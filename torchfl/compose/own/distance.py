@@ -157,11 +157,13 @@ def allclose(a: Tensor, b: Tensor, rtol: Any = 1e-05, atol: Any = 1e-08, equal_n
 
 @own("multinomial")
 def multinomial(p: Tensor, n: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
+    wide = torch.float64 if p.dtype == torch.float64 else torch.float32
+    p = p.to(wide)
     if not replacement or n == 1:
         # Of exponential waiting times with these rates the shortest come first: a draw without replacement.
-        waits = -torch.log1p(-torch.rand(p.shape, dtype=torch.float32, device=p.device))
-        return torch.topk(p.to(torch.float32) / torch.clamp_min(waits, 1e-30), n, -1)[1]
-    total = torch.cumsum(p.to(torch.float32), -1)
-    u = torch.rand((*p.shape[:-1], n), dtype=torch.float32, device=p.device) * total.narrow(-1, p.shape[-1] - 1, 1)
+        waits = -torch.log1p(-torch.rand(p.shape, dtype=wide, device=p.device))
+        return torch.topk(p / torch.clamp_min(waits, 1e-30), n, -1)[1]
+    total = torch.cumsum(p, -1)
+    u = torch.rand((*p.shape[:-1], n), dtype=wide, device=p.device) * total.narrow(-1, p.shape[-1] - 1, 1)
     found = torch.sum((total.unsqueeze(-2) <= u.unsqueeze(-1)).to(torch.int64), -1)
     return torch.clamp_max(found, p.shape[-1] - 1)

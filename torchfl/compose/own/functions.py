@@ -206,8 +206,9 @@ for _order in (0, 1):
 
 
 @own("special_spherical_bessel_j0")
-@single
+@wide
 def spherical_j0(x: Tensor) -> Tensor:
+    x = x if x.dtype.is_floating_point else x.to(torch.float32)
     return torch.where(x == 0, 1.0, torch.where(torch.abs(x) == math.inf, 0.0, torch.sin(x) / x))
 
 
