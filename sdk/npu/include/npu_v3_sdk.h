@@ -384,8 +384,9 @@ NPU_API npu_status_t npu_v3_adaptive_avg_pool_grad(npu_stream_t stream, const np
 
 /* ---------------------------------------------------------------- matrix unit
  * out[..., M, N] = alpha * (a[..., M, K] @ b[..., K, N]) + beta * c; c NULL or of out's shape (stride 0 = broadcast).
- * rank 2 or 3 (a batch), any strides, one dtype: float16, bfloat16, float32 (float32 accumulation, one rounding), or
- * int8 with an INT32 out (c NULL, alpha 1). The three entry points give the same numbers; they differ in device time:
+ * rank 2 or 3 (a batch), any strides, one dtype: float16, bfloat16, float32 (float32 accumulation, one rounding), or,
+ * with c NULL and alpha 1, int8 with an INT32 out, any integer dtype (wraps around; the vector unit's) or float64 (the
+ * scalar core's). The three entry points give the same numbers; the matrix unit's differ in device time:
  *   generic    streams both operands from memory for every 16-row block;
  *   tiled      64x64x64 tiles held in the on-chip cache: fewest bytes, a start-up cost for each tile of the output;
  *   pipelined  DMA prefetch hides memory behind compute: best for many or large products, highest start-up cost. */

@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "gemm_engine.h"
+#include "gemm_exact.h"
 #include "matrix_clock.h"
 
 namespace npu {
@@ -112,26 +113,27 @@ struct MatmulCommand {
 
 npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, const npu_tensor_t* a,
                     const npu_tensor_t* b, const npu_tensor_t* c, double alpha, double beta, const npu_tensor_t* out) {
-  constexpr uint32_t inputs = kFloats | (1u << NPU_INT8);
+  constexpr uint32_t inputs = kFloats | kExactProducts;
   View va, vb, vc, vo;
   npu_status_t status = resolve(stream, a, inputs, Engine::compute, false, function, "a", &va);
   if (!status) status = resolve(stream, b, inputs, Engine::compute, false, function, "b", &vb);
   if (!status) status = resolve(stream, c, kFloats, Engine::compute, true, function, "c", &vc);
-  if (!status) status = resolve(stream, out, kFloats | (1u << NPU_INT32), Engine::compute, false, function, "out", &vo);
+  if (!status) status = resolve(stream, out, inputs, Engine::compute, false, function, "out", &vo);
   if (status) return status;
   int r = vo.rank;
   if (r < 2 || r > 3 || va.rank != r || vb.rank != r || (vc && vc.rank != r)) {
     return fail(NPU_STATUS_INVALID_VALUE, "%s: ranks %d, %d and %d of a, b and out: expected all 2 or all 3", function,
                 va.rank, vb.rank, r);
   }
-  bool integer = va.dtype == NPU_INT8;
-  if (vb.dtype != va.dtype || vo.dtype != (integer ? NPU_INT32 : va.dtype) || (vc && vc.dtype != va.dtype)) {
+  bool exact = kExactProducts & mask(va.dtype), widens = va.dtype == NPU_INT8 && vo.dtype == NPU_INT32;
+  if (vb.dtype != va.dtype || (vo.dtype != va.dtype && !widens) || (vc && vc.dtype != va.dtype)) {
     return fail(NPU_STATUS_INVALID_VALUE,
-                "%s: dtypes %d, %d and %d of a, b and out: expected one floating dtype, or INT8, INT8 and INT32",
-                function, va.dtype, vb.dtype, vo.dtype);
+                "%s: dtypes %d, %d and %d of a, b and out: expected one dtype, or INT8, INT8 and INT32", function,
+                va.dtype, vb.dtype, vo.dtype);
   }
-  if (integer && (vc || alpha != 1)) {
-    return fail(NPU_STATUS_NOT_SUPPORTED, "%s: INT8 takes neither c nor an alpha but 1", function);
+  if (exact && (vc || alpha != 1)) {
+    return fail(NPU_STATUS_NOT_SUPPORTED,
+                "%s: integers (INT8 and others) and FLOAT64 take neither c nor an alpha but 1", function);
   }
   MatmulCommand command{matrix(va),
                         matrix(vb),
@@ -156,6 +158,7 @@ npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, 
                 function);
   }
   if (!vo.numel()) return check_stream(stream, function);
+  if (exact && !widens) return submit_exact(stream, function, va, vb, vo);
   uint64_t cost = matmul_cycles(path, command.batch, command.m, command.n, command.k, va.dtype, vo.dtype, bool(vc));
   command.fold_batch();
   command.face_output();

@@ -1,10 +1,10 @@
 // vector_binary.cpp: npu_v3_binary: arithmetic, comparisons, logic and the gradients of activations, one functor per
 // opcode, on float32 and/or int64, over the loops of vector.h. The functors on float64 are the scalar core's.
 //
-// Contract: the header's, and: a scalar operand is rounded to the operation's own type: float32 (for comparisons,
-// MAX and MIN to the tensors' dtype, as PyTorch does), float64, int64 for integers and BOOL. Integer division by zero
-// gives NPU_STATUS_EXECUTION_FAILED at the next synchronise and writes 0; the least integer divided by -1 wraps around.
-// BOOL: ADD is or, MUL is and; SUB and the divisions refuse it.
+// Contract: the header's, and: a scalar operand is rounded to the operation's own type: float32 (for comparisons, MAX
+// and MIN to the tensors' dtype, as PyTorch does), float64, and for integers and BOOL to the tensors' dtype, where it
+// wraps around. Integer division by zero gives NPU_STATUS_EXECUTION_FAILED at the next synchronise and writes 0; the
+// least integer divided by -1 wraps around. BOOL: ADD is or, MUL is and; SUB and the divisions refuse it.
 #include "special.h"
 #include "vector_math.h"
 
@@ -332,7 +332,7 @@ extern "C" npu_status_t npu_v3_binary(npu_stream_t stream, int32_t opcode, const
   program.in = compute_of(dtype);
   program.out = entry.to_bool ? Compute::raw : program.in;
   program.run = on_double ? on_double : program.in == Compute::f32 ? entry.on_float : entry.on_int;
-  if (convert || entry.storage_scalar) s = converted(s, dtype);
+  if (convert || entry.storage_scalar || compute_of(dtype) == Compute::i64) s = converted(s, dtype);
   const double value = scalar_double(s);
   program.scalar_f = value;
   program.scalar_i = dtype == NPU_BOOL ? (s.is_integer ? s.i != 0 : s.d != 0) : scalar_int(s);

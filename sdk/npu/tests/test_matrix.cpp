@@ -1,6 +1,8 @@
 // test_matrix.cpp: the matrix and convolution units against plain loops in double precision.
 //
 // Tolerance: half a unit in the last place of the result's dtype for the one rounding, and float32 accumulation.
+#include <memory>
+
 #include "check.h"
 
 namespace {
@@ -135,8 +137,7 @@ void refusals() {
   REFUSED(npu_v3_matmul(b.stream, a, v, nullptr, 1, 0, out), NPU_STATUS_INVALID_VALUE, "ranks");
   REFUSED(npu_v3_matmul(b.stream, i8, j8, nullptr, 2, 0, o8), NPU_STATUS_NOT_SUPPORTED, "INT8");
   REFUSED(npu_v3_matmul(b.stream, a, x, a, 1, 1, out), NPU_STATUS_INVALID_VALUE, "c has another shape");
-  REFUSED(npu_v3_matmul(b.stream, o8, x, nullptr, 1, 0, out), NPU_STATUS_NOT_SUPPORTED,
-          "npu_v3_matmul: a: dtype INT32");
+  REFUSED(npu_v3_matmul(b.stream, o8, x, nullptr, 1, 0, out), NPU_STATUS_INVALID_VALUE, "npu_v3_matmul: dtypes 5, 1");
   REFUSED(npu_v3_matmul_tiled(b.stream, a, nullptr, nullptr, 1, 0, out), NPU_STATUS_INVALID_VALUE,
           "npu_v3_matmul_tiled: b: NULL");
   npu_window_t w = {{3, 3}, {1, 1}, {0, 0}, {1, 1}, 1, 0, 0, 0};
@@ -248,6 +249,53 @@ void convolutions() {
   convolution(b, {3, 1, 370, 360, 1, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}, NPU_FLOAT32, false, false, g);
 }
 
+// Integers wrap around, and float64 is double's: dense, transposed, broadcast, with gaps, wider than one chunk.
+void exact_products() {
+  Bench b;
+  std::mt19937 g(5);
+  struct {
+    int64_t batch, m, n, k;
+  } const sizes[] = {{0, 3, 4, 5}, {1, 1, 1, 1}, {0, 7, 600, 9}, {3, 4, 5, 130}, {2, 3, 4, 0}, {2, 0, 4, 3}};
+  for (auto& s : sizes)
+    for (int32_t dtype : {NPU_INT8, NPU_UINT8, NPU_INT16, NPU_INT32, NPU_INT64, NPU_FLOAT64})
+      for (int layout = 0; layout < 4; layout++) {
+        auto make = [&](int64_t rows, int64_t columns, int how) {
+          std::vector<int64_t> shape = {rows, columns}, stride = {columns, 1};
+          if (how == 1) stride = {1, rows};
+          if (how == 2) stride = {2 * columns + 3, 2};
+          if (s.batch)
+            shape.insert(shape.begin(), s.batch), stride.insert(stride.begin(), how == 3 ? 0 : 5 * rows * columns + 9);
+          return new Tensor(b, dtype, shape, stride);
+        };
+        std::unique_ptr<Tensor> x(make(s.m, s.k, layout)), y(make(s.k, s.n, layout)), out(make(s.m, s.n, layout % 3));
+        x->random(g, dtype == NPU_UINT8 ? 0 : -100, 100), y->random(g, dtype == NPU_UINT8 ? 0 : -100, 100);
+        OK(npu_v3_matmul(b.stream, *x, *y, nullptr, 1, 0, *out));
+        out->download();
+        bool same = true;
+        for (int64_t at = 0; at < out->numel(); at++) {
+          const int64_t column = at % s.n, row = at / s.n % s.m, batch = at / s.n / s.m;
+          double sum = 0;
+          for (int64_t k = 0; k < s.k; k++)
+            sum += x->at((batch * s.m + row) * s.k + k) * y->at((batch * s.k + k) * s.n + column);
+          char wrapped[8];
+          if (dtype != NPU_FLOAT64) {
+            const int64_t whole_sum = int64_t(sum);
+            std::memcpy(wrapped, &whole_sum, 8);
+          } else {
+            std::memcpy(wrapped, &sum, 8);
+          }
+          same &= out->at(at) == get(wrapped, dtype, 0);
+        }
+        CHECK(same);
+      }
+  Tensor i(b, NPU_INT32, {4, 4}), l(b, NPU_INT64, {4, 4}), d(b, NPU_FLOAT64, {4, 4}), truth(b, NPU_BOOL, {4, 4});
+  REFUSED(npu_v3_matmul(b.stream, i, i, i, 1, 1, i), NPU_STATUS_NOT_SUPPORTED, "c: dtype INT32");
+  REFUSED(npu_v3_matmul(b.stream, d, d, nullptr, 2, 0, d), NPU_STATUS_NOT_SUPPORTED, "alpha");
+  REFUSED(npu_v3_matmul_tiled(b.stream, i, i, nullptr, 1, 0, l), NPU_STATUS_INVALID_VALUE, "dtypes");
+  REFUSED(npu_v3_matmul(b.stream, i, l, nullptr, 1, 0, l), NPU_STATUS_INVALID_VALUE, "dtypes");
+  REFUSED(npu_v3_matmul(b.stream, truth, truth, nullptr, 1, 0, truth), NPU_STATUS_NOT_SUPPORTED, "BOOL");
+}
+
 // Each matmul entry point is the cheapest somewhere, as the header says.
 void device_time() {
   Bench b;
@@ -281,6 +329,7 @@ int main() {
   products();
   scaling();
   refusals();
+  exact_products();
   convolutions();
   device_time();
   return report("test_matrix");

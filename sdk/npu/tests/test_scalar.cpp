@@ -182,7 +182,7 @@ void refusals() {
   REFUSED(npu_v3_ternary(stream, NPU_TERNARY_CLAMP, x, x, y, one, x), no, "FLOAT64");
   REFUSED(npu_v3_reduce(stream, NPU_REDUCE_SUM, x, 1, Tensor(NPU_FLOAT32, {1})), bad, "expected float64");
   REFUSED(npu_v3_softmax(stream, x, 0, 0, y), no, "FLOAT64");
-  REFUSED(npu_v3_matmul(stream, square, square, nullptr, 1, 0, square), no, "FLOAT64");
+  REFUSED(npu_v3_matmul(stream, square, square, square, 1, 1, square), no, "FLOAT64");
   REFUSED(npu_v3_unscale(stream, x, f, f), no, "FLOAT64");
   REFUSED(npu_v3_index_add_rows(stream, square, index, square), no, "FLOAT64");
 }
