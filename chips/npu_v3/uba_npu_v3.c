@@ -97,6 +97,11 @@ static npu_scalar_t number(const frame *f, int32_t i) {
   if (v >= end) return (npu_scalar_t){1, 0, 1, 1};
   return v->kind == UBA_INT ? (npu_scalar_t){1, 0, (double)v->v.i, v->v.i} : (npu_scalar_t){0, 0, v->v.d, 0};
 }
+/* Dimension `d` of the first argument, from the back if negative. */
+static int32_t axis(const frame *f, int32_t d) {
+  int32_t rank = ARG(0).kind == UBA_TENSOR ? ARG(0).v.tensor->rank : 0;
+  return d < 0 ? d + (rank ? rank : 1) : d;
+}
 /* What the word in argument `i` adds to an opcode: the SDK numbers the variants of a function one after the other. */
 static int32_t variant(const frame *f, int32_t i) {
   const char *word = i < f->call->arg_count && ARG(i).kind == UBA_STRING ? ARG(i).v.str : "none";
@@ -125,7 +130,7 @@ static npu_window_t *window(frame *f, int32_t i) {
 #define NCHW(x) fit(f, x, 4, 1, NULL)
 #define ROWS(x, shape) flat(f, x, ARG(shape).count)
 #define ROW(x) flat(f, x, 0)
-#define AXIS(i) (INT(i) + (INT(i) >= 0 ? 0 : ARG(0).v.tensor->rank ? ARG(0).v.tensor->rank : 1))
+#define AXIS(i) axis(f, INT(i))
 #define LINE(x) fit(f, x, 1, 1, NULL) /* a single number as a line of one */
 /* KERNEL defines a kernel by its body, which gives the SDK's answer; SDK one that is a single function of the SDK. */
 #define KERNEL(name)                                                                                            \
