@@ -70,8 +70,13 @@ OpPath op_path_from(const py::dict& row) {
   path.why = get<std::string>(row, "why", "");
   path.line = get<int>(row, "line", 0);
   for (auto item : row["cost"].cast<py::dict>()) {
-    if (item.first.cast<std::string>() == "launch_ps") {
-      path.cost["launch"] = item.second.cast<double>() * 1e-12;
+    const std::string key = item.first.cast<std::string>();
+    auto ends_in = [&](const char* unit) {
+      const size_t at = key.rfind(unit);
+      return at != std::string::npos && at + 3 == key.size();
+    };
+    if (ends_in("_ps") || ends_in("_fj")) {
+      path.cost[key.substr(0, key.size() - 3)] = item.second.cast<double>() * (ends_in("_ps") ? 1e-12 : 1e-15);
     } else if (py::isinstance<py::float_>(item.second) || py::isinstance<py::int_>(item.second)) {
       path.cost[item.first.cast<std::string>()] = item.second.cast<double>();
     } else if (py::isinstance<py::list>(item.second)) {
@@ -93,22 +98,28 @@ constexpr double kPicosecond = 1e-12;
 void price_rows(Chip& chip, const py::dict& lowered) {
   const auto units = lowered["compute_units"].cast<py::dict>();
   const auto memory = lowered["memory"].cast<py::dict>();
-  auto bandwidth = [&](const char* level) {
-    return memory.contains(level) ? get<double>(memory[level].cast<py::dict>(), "bandwidth", 0.0) : 0.0;
+  auto of_level = [&](const char* level, const char* key) {
+    return memory.contains(level) ? get<double>(memory[level].cast<py::dict>(), key, 0.0) : 0.0;
   };
+  auto bandwidth = [&](const char* level) { return of_level(level, "bandwidth"); };
   for (OpPath& row : chip.ops) {
     if (row.cost.empty()) continue;
     for (const auto& [name, set] : row.dtypes) {
       if (name != "*" || row.cost.count("peak") != 0) continue;
       for (int32_t dtype = 1; dtype < 32; dtype++) {
         if ((set & dtype_bit(dtype)) == 0 || !units.contains(dtype_name(dtype))) continue;
-        const double peak = get<double>(units[dtype_name(dtype)].cast<py::dict>(), "peak", 0.0);
+        const auto unit = units[dtype_name(dtype)].cast<py::dict>();
+        const double peak = get<double>(unit, "peak", 0.0), energy = get<double>(unit, "energy_fj", 0.0) * 1e-15;
         if (peak > 0) row.cost.emplace(std::string("peak_") + dtype_name(dtype), peak);
+        if (energy > 0) row.cost.emplace(std::string("energy_") + dtype_name(dtype), energy);
       }
     }
-    // `reuse` says how often an operand is fetched, not from where: all of it comes from memory once.
-    const double rate = bandwidth("off_chip_memory");
+    // `reuse` says how often an operand is fetched, not from where.
+    const double rate = bandwidth("off_chip_memory"), cache = of_level("on_chip_cache", "size");
     if (rate > 0) row.cost.emplace("bandwidth", rate);
+    if (cache > 0) row.cost.emplace("cache", cache);
+    const double energy = of_level("off_chip_memory", "energy_per_byte_fj") * 1e-15;
+    if (energy > 0) row.cost.emplace("energy_byte", energy);
   }
 }
 
@@ -144,6 +155,7 @@ Chip chip_from(const py::dict& lowered) {
   chip.fallback_default = get<std::string>(fallback, "default", "compose");
   chip.fallback_ops = get<std::map<std::string, std::string>>(fallback, "ops", {});
   chip.launch_overhead = get<double>(lowered["overheads"].cast<py::dict>(), "launch_ps", 0.0) * kPicosecond;
+  chip.power_cap = get<double>(lowered["power"].cast<py::dict>(), "cap_mw", 0.0) * 1e-3;
   price_rows(chip, lowered);
   return chip;
 }

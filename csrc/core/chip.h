@@ -68,6 +68,7 @@ struct Chip {
   std::string fallback_default;  // compose, cpu, error
   std::map<std::string, std::string> fallback_ops;
   double launch_overhead = 0;  // seconds; 0 = unknown
+  double power_cap = 0;        // watts; 0 = none
 };
 
 }  // namespace torchfl

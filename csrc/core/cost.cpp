@@ -1,12 +1,18 @@
 // cost.cpp: how long one kernel takes for one matrix product, from the constants of its descriptor row.
 //
-// Contract: t = launch + compute + memory - overlap * min(compute, memory), in seconds. What is not stated is unknown,
-// never 0: without `peak` and `bandwidth` there is no estimate and the declared order decides. Keys of OpPath::cost,
-// all SI: launch (s), peak or peak_<dtype> (op/s, a multiply-add is two; of the first factor's dtype if given),
-// efficiency (0..1, of the peak: 1), bandwidth (byte/s),
-// tile_m, tile_n, tile_k (elements), overlap (0..1: the share of the shorter part that hides behind the longer: 1 with
-// prefetch, else 0), reuse (1: a tile once read stays on the chip, else it is read again for each tile of the other
-// factor).
+// Contract: t = launch + batch * (starts + compute + memory - overlap * min(compute, memory)), in seconds. What is not
+// stated is unknown, never 0: without `peak` and `bandwidth` there is no estimate and the declared order decides.
+//   starts   tile_start (s) for each tile of the result: filling and draining the unit
+//   compute  operations (a multiply-add is two), with M, N, K rounded up to tiles, at efficiency * peak
+//   memory   bytes at `bandwidth`. Without `reuse`, each factor is read again for each row or column of tiles of the
+//            result. With it, what was read stays in the cache: the right factor comes once for each part of the left
+//            one that fits in half of the cache, and once if both fit.
+//   power    where the descriptor has a cap, and the row or its unit an energy, t is at least energy / cap: the chip
+//            slows down until it holds.
+// Keys of OpPath::cost, all SI: launch (s), tile_start (s), peak or peak_<dtype> (op/s; of the first factor's dtype),
+// energy or energy_<dtype> (J/op), energy_byte (J/byte), efficiency (0..1, of the peak: 1), bandwidth (byte/s), cache
+// (bytes), tile_m, tile_n, tile_k (elements), overlap (0..1: the share of the shorter part that hides behind the
+// longer: 1 with prefetch, else 0), reuse (1: as above).
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +21,7 @@
 namespace torchfl {
 namespace {
 
-double term(const OpPath& row, const char* key, double otherwise) {
+double term(const OpPath& row, const std::string& key, double otherwise) {
   auto found = row.cost.find(key);
   return found == row.cost.end() ? otherwise : found->second;
 }
@@ -32,29 +38,44 @@ int32_t element_dtype(const CallView& call) {
   return dtype;
 }
 
+// How often the right factor is read when parts of the left one are kept in the cache.
+double passes(double left, double right, double cache) {
+  if (cache <= 0 || left + right <= cache) return 1;
+  return std::max(1.0, std::ceil(left / (cache / 2)));
+}
+
 }  // namespace
 
 std::optional<double> estimate_seconds(const OpPath& row, const Chip& chip, const CallView& call) {
   if (family_of(call.schema->name) != Family::matmul) return std::nullopt;
-  const std::vector<double> m = derived_quantity(call, "M"), n = derived_quantity(call, "N"),
-                            k = derived_quantity(call, "K"), batch = derived_quantity(call, "batch");
+  const std::vector<double> of_m = derived_quantity(call, "M"), of_n = derived_quantity(call, "N"),
+                            of_k = derived_quantity(call, "K"), of_batch = derived_quantity(call, "batch");
   const int32_t dtype = element_dtype(call);
-  const std::string own_peak = std::string("peak_") + dtype_name(dtype);
-  const double peak = term(row, own_peak.c_str(), term(row, "peak", 0)) * term(row, "efficiency", 1);
+  const std::string suffix = std::string("_") + dtype_name(dtype);
+  const double peak = term(row, "peak" + suffix, term(row, "peak", 0)) * term(row, "efficiency", 1);
   const double bandwidth = term(row, "bandwidth", 0);
   const double launch = term(row, "launch", chip.launch_overhead > 0 ? chip.launch_overhead : -1);
-  if (m.empty() || n.empty() || k.empty() || peak <= 0 || bandwidth <= 0 || launch < 0) return std::nullopt;
+  if (of_m.empty() || of_n.empty() || of_k.empty() || peak <= 0 || bandwidth <= 0 || launch < 0) return std::nullopt;
 
-  const double count = batch.empty() ? 1 : batch[0];
+  const double m = of_m[0], n = of_n[0], k = of_k[0], batch = of_batch.empty() ? 1 : of_batch[0];
+  const double size = double(dtype_size(dtype));
   const double tile_m = term(row, "tile_m", 0), tile_n = term(row, "tile_n", 0), tile_k = term(row, "tile_k", 0);
-  const double operations = 2 * count * padded(m[0], tile_m) * padded(n[0], tile_n) * padded(k[0], tile_k);
-  const bool reuse = term(row, "reuse", 0) > 0;
-  const double left = m[0] * k[0] * (reuse ? 1 : tiles(n[0], tile_n));
-  const double right = k[0] * n[0] * (reuse ? 1 : tiles(m[0], tile_m));
-  const double bytes = count * double(dtype_size(dtype)) * (left + right + m[0] * n[0]);
+  const double operations = 2 * padded(m, tile_m) * padded(n, tile_n) * padded(k, tile_k);
+  double bytes = m * n * size;
+  if (term(row, "reuse", 0) > 0) {
+    const double left = m * k * size, right = k * n * size;
+    bytes += left + right * passes(left, right, term(row, "cache", 0));
+  } else {
+    bytes += padded(m, tile_m) * k * size * tiles(n, tile_n) + k * padded(n, tile_n) * size * tiles(m, tile_m);
+  }
   const double compute = operations / peak, memory = bytes / bandwidth;
+  const double starts = term(row, "tile_start", 0) * tiles(m, tile_m) * tiles(n, tile_n);
   const double overlap = term(row, "overlap", term(row, "prefetch", 0) > 0 ? 1 : 0);
-  return launch + compute + memory - overlap * std::min(compute, memory);
+  const double time = launch + batch * (starts + compute + memory - overlap * std::min(compute, memory));
+
+  const double each = term(row, "energy", term(row, "energy" + suffix, 0));
+  const double energy = batch * (operations * each + bytes * term(row, "energy_byte", 0));
+  return chip.power_cap > 0 && energy > 0 ? std::max(time, energy / chip.power_cap) : time;
 }
 
 }  // namespace torchfl

@@ -57,8 +57,10 @@ def test_explain_equals_what_runs(base: str, npu: torch.device) -> None:
             try:
                 with watch() as rows:
                     call.overload()(*args, **kwargs)
-            except (RuntimeError, NotImplementedError, ValueError):
-                assert answer["path"] != "native", f"{call}, {dtype}, {form}: native was promised, and it failed"
+                    torch.npu_v3.synchronize()
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                # A division by zero is found while it runs, whichever path that is.
+                assert answer["path"] != "native" or "division by zero" in str(error), f"{call}, {dtype}, {form}: {error}"
                 continue
             own = [row for row in rows if row["op"] == answer["op"]] or rows.of(answer["op"])
             assert own, f"{call}: explained as {answer['op']}, ran {[r['op'] for r in rows]}"
@@ -214,8 +216,7 @@ def _sdk_cycles(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> dict[
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_choice_among_products(dtype: torch.dtype, npu: torch.device) -> None:
-    """The descriptor's cost model is coarser than the SDK's clock: what it picks may cost a little more than the best,
-    on average a tenth, and never several times as much."""
+    """What the descriptor's cost model picks costs hardly more by the SDK's clock than the best there is."""
     sizes = (1, 4, 16, 32, 64, 100, 256, 768, 1024, 2048)
     losses = {}
     for m, n, k, batch in itertools.product(sizes, sizes, sizes, (1, 8, 32)):
@@ -226,9 +227,8 @@ def test_choice_among_products(dtype: torch.dtype, npu: torch.device) -> None:
         losses[m, n, k, batch] = cycles[taken] / min(cycles.values())
     mean = sum(losses.values()) / len(losses)
     worst = max(losses, key=lambda shape: losses[shape])
-    mean_limit, worst_limit = (1.13, 3.2) if dtype == torch.float16 else (1.02, 1.6)
-    assert mean < mean_limit, f"on average {mean:.3f} times the cheapest"
-    assert losses[worst] < worst_limit, f"{worst} costs {losses[worst]:.2f} times the cheapest"
+    assert mean < 1.005, f"on average {mean:.3f} times the cheapest"
+    assert losses[worst] < 1.1, f"{worst} costs {losses[worst]:.2f} times the cheapest"
 
 
 @pytest.mark.parametrize(

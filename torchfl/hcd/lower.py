@@ -207,11 +207,11 @@ def _where(entry: model.Conditions) -> list[dict[str, Any]]:
 
 
 def _cost(cost: model.Cost | None) -> dict[str, Any]:
-    """Only what is given: tile (list), reuse, prefetch, unit (text), launch_ps, energy_fj (int), efficiency, overlap
-    (from 0 to 1)."""
+    """Only what is given: tile (list), reuse, prefetch, unit (text), launch_ps, tile_start_ps, energy_fj (int),
+    efficiency, overlap (from 0 to 1)."""
     if cost is None:
         return {}
-    renamed = {"launch": "launch_ps", "energy": "energy_fj"}
+    renamed = {"launch": "launch_ps", "tile_start": "tile_start_ps", "energy": "energy_fj"}
     return {renamed.get(k, k): v for k, v in cost.model_dump(exclude_none=True).items()}
 
 

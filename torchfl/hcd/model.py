@@ -170,13 +170,15 @@ class Power(Section):
 
 
 class Cost(Section):
-    """What is known of a kernel's time and energy. `reuse` names a memory level, `unit` a compute unit."""
+    """What is known of a kernel's time and energy. `reuse` names a memory level, `unit` a compute unit; `tile_start` is
+    what each tile of the result costs besides its arithmetic."""
 
     tile: Annotated[list[f.Count], _LIST] | None = None
     reuse: f.Name | None = None
     prefetch: f.Name | None = None
     unit: f.Name | None = None
     launch: f.Time | None = None
+    tile_start: f.Time | None = None
     efficiency: f.Share | None = None
     overlap: f.Share | None = None
     energy: f.Energy | None = None
