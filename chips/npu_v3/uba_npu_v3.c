@@ -214,6 +214,17 @@ SDK(nll_loss_grad, IN(0), IN(2), IN(3), INT(4), number(f, 5).i, IN(6), OUT(0))
 SDK(index_select, OUT(0), IN(0), AXIS(1), ROW(IN(2)))
 SDK(gather, LINE(OUT(0)), LINE(IN(0)), AXIS(1), LINE(IN(ARG(1).kind == UBA_TENSOR ? 1 : 2))) /* dim and index, or turned */
 SDK(iota, OUT(0), number(f, f->tag), number(f, 2)) /* (start, end, step, ...), or with tag 1 (n, start, step, dtype) */
+SDK(update_scale, IN(0), IN(1), IN(2), REAL(3), REAL(4), INT(5))
+KERNEL(unscale) { /* a list of gradients, in place */
+  npu_status_t status = NPU_STATUS_SUCCESS;
+  for (uint32_t i = 0; i < ARG(0).count && !status; i++, f->used = 0)
+    status = npu_v3_unscale(f->stream, describe(f, &ARG(0).v.tensor[i]), IN(2), IN(1));
+  return status;
+}
+KERNEL(embedding_grad) {
+  npu_status_t status = npu_v3_fill_nd(f->stream, OUT(0), (npu_scalar_t){.is_integer = 1});
+  return status ? status : npu_v3_index_add_rows(f->stream, OUT(0), ROW(IN(1)), flat(f, IN(0), 1));
+}
 /* ---- for instructions alone */
 SDK(select, LIKE(IN(0)), TERM(1), TERM(2), number(f, 1), number(f, 2), OUT(0))
 SDK(copy_nd, OUT(0), LIKE(IN(0)))
@@ -229,17 +240,6 @@ KERNEL(scatter) { /* (x, index, src, dim): into a copy of x */
   npu_tensor_t *x = LINE(IN(0)), *y = LINE(OUT(0)), *src = ARG(2).kind == UBA_TENSOR ? LINE(IN(2)) : NULL;
   npu_status_t status = x && x->address == y->address ? NPU_STATUS_SUCCESS : npu_v3_copy_nd(f->stream, y, x);
   return status ? status : npu_v3_scatter(f->stream, f->tag, y, AXIS(3), LINE(IN(1)), src, number(f, 2));
-}
-SDK(update_scale, IN(0), IN(1), IN(2), REAL(3), REAL(4), INT(5))
-KERNEL(unscale) { /* a list of gradients, in place */
-  npu_status_t status = NPU_STATUS_SUCCESS;
-  for (uint32_t i = 0; i < ARG(0).count && !status; i++, f->used = 0)
-    status = npu_v3_unscale(f->stream, describe(f, &ARG(0).v.tensor[i]), IN(2), IN(1));
-  return status;
-}
-KERNEL(embedding_grad) {
-  npu_status_t status = npu_v3_fill_nd(f->stream, OUT(0), (npu_scalar_t){.is_integer = 1});
-  return status ? status : npu_v3_index_add_rows(f->stream, OUT(0), ROW(IN(1)), flat(f, IN(0), 1));
 }
 
 /* What the names mean to PyTorch stands in the descriptor. */

@@ -108,7 +108,7 @@ NPU_API npu_status_t npu_event_elapsed(npu_event_t start, npu_event_t end, doubl
 #define NPU_INT64 6
 #define NPU_BOOL 7
 #define NPU_UINT8 8
-#define NPU_FLOAT64 9 /* DMA engine and scalar core only */
+#define NPU_FLOAT64 9 /* DMA engine, and the scalar core's share of the vector unit's functions */
 #define NPU_INT16 10
 #define NPU_MAX_RANK 6
 
