@@ -87,6 +87,15 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
+def _constant(data: list[Any], dtype: torch.dtype, sizes: list[int]) -> torch.Tensor:
+    """Elements as programs write them: non-finite ones by name, complex ones as pairs."""
+    plain = [float(x["float"]) if isinstance(x, dict) else x for x in data]
+    if dtype.is_complex:
+        real = torch.float64 if dtype == torch.complex128 else torch.float32
+        return torch.view_as_complex(torch.tensor(plain, dtype=real).reshape(-1, 2)).to(dtype).reshape(sizes)
+    return torch.tensor(plain, dtype=dtype).reshape(sizes)
+
+
 def _loses_precision(program: Program) -> str:
     """Why a program may not stand for a call in double precision: it would compute a part in less. A wrong number is
     worse than a slower path, so this is looked at whatever the composer says."""
@@ -140,8 +149,7 @@ def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
             constants = []
             for constant in program.constants:
                 value = program.values[constant.value]
-                dtype = getattr(torch, value.dtype)
-                constants.append((constant.value, torch.tensor(constant.data, dtype=dtype).reshape(value.sizes)))
+                constants.append((constant.value, _constant(constant.data, getattr(torch, value.dtype), value.sizes)))
         return program.to_dict(), constants
 
     _schemas()

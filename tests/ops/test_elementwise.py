@@ -93,7 +93,9 @@ STRICT_OUT = (*CPU_ONLY, "Found dtype", "Expected out tensor to have dtype", "ex
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-@torch.backends.mkldnn.flags(enabled=False)  # the CPU's gelu leaves an `out` with gaps unwritten where oneDNN computes it
+@torch.backends.mkldnn.flags(
+    enabled=False
+)  # the CPU's gelu leaves an `out` with gaps unwritten where oneDNN computes it
 def test_out(spec: Elementwise) -> None:
     """out= of the right and of the wrong shape, of another dtype, with gaps, and one of the inputs."""
     op = _form_with(spec, "out")

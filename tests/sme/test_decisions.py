@@ -60,7 +60,9 @@ def test_explain_equals_what_runs(base: str, npu: torch.device) -> None:
                     torch.npu_v3.synchronize()
             except (RuntimeError, NotImplementedError, ValueError) as error:
                 # A division by zero is found while it runs, whichever path that is.
-                assert answer["path"] != "native" or "division by zero" in str(error), f"{call}, {dtype}, {form}: {error}"
+                assert answer["path"] != "native" or "division by zero" in str(error), (
+                    f"{call}, {dtype}, {form}: {error}"
+                )
                 continue
             own = [row for row in rows if row["op"] == answer["op"]] or rows.of(answer["op"])
             assert own, f"{call}: explained as {answer['op']}, ran {[r['op'] for r in rows]}"
