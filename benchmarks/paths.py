@@ -1,4 +1,4 @@
-"""How well the engine chooses among the paths of a chip: what it picks against the best there is, by the chip's own clock.
+"""How well the engine chooses among the paths of a chip: what it picks against the best there is, by the chip's clock.
 
     python benchmarks/paths.py             # a table
     python benchmarks/paths.py --json      # one object: mean_regret, worst_regret, top1, shapes, ...
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = ("npu_v3_matmul", "npu_v3_matmul_tiled", "npu_v3_matmul_pipelined")
-#: Floating point operations of the largest shape that is measured, beside those of the document: the host computes them.
+#: Operations of the largest shape that is measured, beside those of the document: the host computes them.
 MOST = 2.5e9
 DOCUMENT = [(1, 1024, 768, 1024), (32, 1024, 768, 1024)]  # batch, M, K, N of the first origin document
 
