@@ -68,11 +68,12 @@ double upper_uniform(double a, double x) {
   return 0.5 * std::erfc(eta * std::sqrt(a / 2)) + std::exp(-0.5 * a * eta * eta) / std::sqrt(2 * kPi * a) * c0;
 }
 double lower_or_upper(double a, double x, bool upper) {
-  if (!(x >= 0 && a >= 0)) return kNaN;
+  if (x < 0 || a < 0) return kNaN;
   if (a == 0) return x > 0 ? !upper : kNaN;
   if (x == 0) return upper;
   if (std::isinf(a)) return std::isinf(x) ? kNaN : upper;
   if (std::isinf(x)) return !upper;
+  if (x != x || a != a) return kNaN;
   if (a > 1e7) {
     const double q = upper_uniform(a, x);
     return upper ? q : 1 - q;
@@ -148,9 +149,11 @@ double igammac(double a, double x) { return lower_or_upper(a, x, true); }
 
 double zeta(double s, double q) {
   if (s == 1) return kInf;
-  if (!(s > 1) || q != q) return kNaN;
-  if (q > 0) return std::isinf(q) ? 0 : std::isinf(s) ? (q > 1 ? 0 : q < 1 ? kInf : 1) : zeta_positive(s, q);
-  if (q == std::floor(q)) return kInf;
+  if (s < 1) return kNaN;
+  if (q <= 0 && q == std::floor(q)) return kInf;
+  if (s != s || q != q || std::isinf(q)) return kNaN;
+  if (std::isinf(s)) return q == 1 ? 1 : q > 1 || q < 0 ? kNaN : kInf;
+  if (q > 0) return zeta_positive(s, q);
   if (s != std::floor(s)) return kNaN;
   // The terms of negative q + k are those of two other series, (j - r)^-s with the sign of an odd s.
   const double r = q - std::floor(q), steps = -std::floor(q);

@@ -137,7 +137,11 @@ const Known kTwo[] = {{NPU_BINARY_IGAMMA, 1, 0.5, -std::expm1(-0.5)},
                       {NPU_BINARY_ZETA, 0.5, 2, kNaN},
                       {NPU_BINARY_ZETA, 2, -3, kInf},
                       {NPU_BINARY_ZETA, 2.5, -0.5, kNaN},
-                      {NPU_BINARY_ZETA, kNaN, 1, kNaN}};
+                      {NPU_BINARY_ZETA, kNaN, 1, kNaN},
+                      {NPU_BINARY_ZETA, kNaN, -1, kInf},
+                      {NPU_BINARY_ZETA, 2, kInf, kNaN},
+                      {NPU_BINARY_ZETA, kInf, 0.5, kInf},
+                      {NPU_BINARY_ZETA, kInf, 1, 1}};
 
 void known_values() {
   // float64 has the accuracy, float32 the rounding; the 16-bit types lack the arguments.
