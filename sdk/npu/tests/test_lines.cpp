@@ -316,6 +316,31 @@ void randoms() {
   REFUSED(npu_v3_random(stream, NPU_RANDOM_UNIFORM, 0, 0, twice), NPU_STATUS_INVALID_VALUE, "stride 0");
 }
 
+// As README.md says, on an NPU-V3.
+void device_time() {
+  auto cost = [](const std::function<void()>& f) {
+    uint64_t before = 0, after = 0;
+    sync();
+    OK(npu_device_cycles(device, &before));
+    f();
+    sync();
+    OK(npu_device_cycles(device, &after));
+    return after - before;
+  };
+  Tensor sum(NPU_FLOAT64, {1, 1}), d(NPU_FLOAT64, {8, 8}), e(NPU_FLOAT64, {8, 8}), f(NPU_FLOAT32, {8, 8}),
+      i(NPU_INT64, {8, 8}), k(NPU_INT32, {8, 8});
+  i.set(Integers(64, 3));
+  CHECK(cost([&] { OK(npu_v3_scan(stream, NPU_SCAN_PROD, d, 0, e, nullptr)); }) == 100 + 64 * 64);
+  CHECK(cost([&] { OK(npu_v3_scatter(stream, NPU_SCATTER_ADD, d, 0, i, e, number(0))); }) == 100 + 64 * 64);
+  CHECK(cost([&] { OK(npu_v3_sort(stream, d, 0, 0, e, i)); }) == 100 + 64 * 64 * 4);
+  CHECK(cost([&] { OK(npu_v3_reduce(stream, NPU_REDUCE_SUM, d, 3, sum)); }) == 100 + 64 * 64);
+  CHECK(cost([&] { OK(npu_v3_matmul(stream, d, e, nullptr, 1, 0, d)); }) == 100 + 64 * 512);
+  CHECK(cost([&] { OK(npu_v3_matmul(stream, k, k, nullptr, 1, 0, k)); }) == 100 + 2 * 512 / 128 + 3 * 256 / 256);
+  CHECK(cost([&] { OK(npu_v3_random(stream, NPU_RANDOM_UNIFORM, 0, 0, f)); }) == 100 + 20 * 64 / 128 + 1);
+  CHECK(cost([&] { OK(npu_v3_flip(stream, e, d, 1)); }) == cost([&] { OK(npu_v3_flip(stream, e, d, 3)); }));
+  CHECK(cost([&] { OK(npu_v3_flip(stream, e, d, 1)); }) == 100 + 2 * 512 / 256);
+}
+
 void refusals() {
   Tensor x(NPU_FLOAT32, {2, 3}), y(NPU_FLOAT32, {3, 2}), h(NPU_FLOAT16, {2, 3}), i(NPU_INT64, {2, 3}),
       point(NPU_FLOAT32, {});
@@ -367,6 +392,7 @@ int main() {
   scatters();
   flips();
   randoms();
+  device_time();
   refusals();
   std::printf("test_lines: ok\n");
 }
