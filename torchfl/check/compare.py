@@ -5,7 +5,7 @@ with the CPU's in double precision (which says the values), and returns text tha
 value may differ from double precision by
 
     a few units of its dtype's rounding,
-  + for operators that accumulate n elements, sqrt(n) roundings of the largest of them,
+  + for operators that accumulate n elements, 4 sqrt(n) roundings of the largest of them,
   + 4 times what the CPU itself is off there, and typically in the tensor,
 
 so the device is measured by the CPU where a problem is ill-conditioned, and by the rounding alone where it is not. It
@@ -34,6 +34,9 @@ EPS = {
 #: How many of them any operator may be off: half precision is computed in single and rounded, so hardly more than one.
 UNITS = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.complex32: 2.0}
 OTHER_UNITS = 16.0
+#: How many times larger than the largest result the terms of a sum may be for their rounding to be allowed: where terms
+#: cancel further, what the CPU is off says so.
+_TERMS = 4.0
 #: Sums of half precision are kept in single.
 ACCUMULATED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
@@ -111,11 +114,12 @@ def _values(got: Any, same: Any, wide: Any, measure: Measure) -> str | None:
     best = references[0]
     magnitude = best.abs().nan_to_num(0, 0, 0)
     scale = float(magnitude.max())
-    allowed = max(UNITS.get(coarse, OTHER_UNITS), measure.units) * eps * magnitude
+    units = UNITS.get(coarse, OTHER_UNITS)
+    allowed = max(units, measure.units) * eps * magnitude
     if measure.accumulated:
         fine = EPS[ACCUMULATED_IN.get(coarse, coarse)]
-        allowed = allowed + 4 * fine * measure.accumulated**0.5 * max(scale, min(measure.largest, 1e30))
-    allowed = allowed + 2 * eps * min(scale, 1.0) + torch.finfo(coarse).tiny
+        allowed = allowed + 4 * fine * measure.accumulated**0.5 * max(scale, min(measure.largest, _TERMS * scale))
+    allowed = allowed + units / 8 * eps * min(scale, 1.0) + torch.finfo(coarse).tiny
     own = torch.zeros_like(magnitude)
     if len(references) == 2:
         own = (references[1] - best).abs().nan_to_num(0, 0, 0)
@@ -140,11 +144,11 @@ def _values(got: Any, same: Any, wide: Any, measure: Measure) -> str | None:
 
 
 def _noise(own: torch.Tensor, scale: float, eps: float, measure: Measure) -> torch.Tensor:
-    """What the CPU is typically off: in one element of an elementwise result, in the worst where elements depend on many
-    inputs; there, what is a step rather than a rounding is left out."""
+    """What the CPU is typically off: in the middle element of an elementwise result, in the worst where elements depend
+    on many inputs; there, what is a step rather than a rounding is left out."""
     if not measure.accumulated:
         return 2 * own.median()
-    small = own[own <= eps**0.5 * scale]
+    small = own[own <= eps**0.5 * max(scale, measure.largest)]
     return small.max() if small.numel() else own.median()
 
 

@@ -10,7 +10,7 @@ import itertools
 import random
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,54 @@ class Sample:
 
 
 def samples_of(op: OpInfo, dtype: torch.dtype, count: int, backward: bool) -> list[Sample]:
-    """The first `count` samples, and the hard inputs made of them."""
+    """The first `count` samples, more if those are empty, and the hard inputs made of them."""
     seed = zlib.crc32(f"{name_of(op)} {dtype}".encode())
     torch.manual_seed(seed)
     random.seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=backward), count))
+        made = list(_first(op, op.sample_inputs("cpu", dtype, requires_grad=backward), count))
     plain = [Sample(f"sample {i}", s.input, s.args, s.kwargs, s.output_process_fn_grad) for i, s in enumerate(made)]
     hard = [s for s in _hard(op, made) if (op.name, s.label) not in knowledge.NEVER]
     return plain + hard
+
+
+#: How many samples are looked at for some that say anything.
+_LOOKED_AT = 40
+
+
+def _first(op: OpInfo, made: Iterable[SampleInput], count: int) -> Iterator[SampleInput]:
+    """The first `count`, and as many further ones as there were among them whose result is empty or not a number."""
+    telling = 0
+    for i, sample in enumerate(itertools.islice(made, _LOOKED_AT)):
+        tells = _tells(op, sample)
+        if i < count or tells:
+            yield sample
+        telling += tells
+        if i + 1 >= count and telling >= count:
+            return
+
+
+def _tells(op: OpInfo, sample: SampleInput) -> bool:
+    with torch.no_grad():
+        try:
+            copied = tree_map(_copied, (sample.input, sample.args, sample.kwargs))
+            result = op(copied[0], *copied[1], **copied[2])
+        except Exception:  # whatever it is, the runner meets it again
+            return False
+        return any(not isinstance(leaf, torch.Tensor) or _says(leaf) for leaf in tree_leaves(result))
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _says(value: torch.Tensor) -> bool:
+    if value.layout != torch.strided or value.numel() == 0:
+        return value.layout != torch.strided
+    if not value.is_floating_point():
+        return True
+    return bool(torch.isfinite(value).any()) and bool((value != 0).any())
 
 
 # ------------------------------------------------------------------------------------------------- hard inputs
@@ -75,7 +113,10 @@ def samples_of(op: OpInfo, dtype: torch.dtype, count: int, backward: bool) -> li
 def _hard(op: OpInfo, made: list[SampleInput]) -> Iterator[Sample]:
     dense = [s for s in made if any(t.numel() > 1 for t in _tensors(s))]
     if dense and all(t.layout == torch.strided for s in dense for t in _tensors(s)):
+        is_complex = any(t.dtype.is_complex for s in dense for t in _tensors(s))
         for (label, form), sample in zip(_FORMS.items(), itertools.cycle(dense), strict=False):
+            if label == "conjugated" and not is_complex:
+                continue
             yield _derived(sample, label, form)
     tensors = [s for s in made if isinstance(s.input, torch.Tensor) and s.input.layout == torch.strided]
     first = next((s for s in tensors if s.input.dim() > 0 and s.input.numel() > 0), None)
@@ -85,6 +126,8 @@ def _hard(op: OpInfo, made: list[SampleInput]) -> Iterator[Sample]:
     if isinstance(op, ELEMENTWISE):
         yield _derived(first, "0-dim", lambda t: t.flatten()[0] if t.numel() else t)
         yield _derived(first, "zero-size", lambda t: t[:0] if t.shape == shape else t)
+        if not _tells(op, first):
+            yield _derived(first, "positive", torch.abs)
         yield _derived(first, "broadcast", lambda t: t[:1].expand(shape) if t.shape == shape else t)
     elif isinstance(op, ReductionOpInfo) or len(_tensors(first)) == 1:
         yield _derived(first, "zero-size", lambda t: t.narrow(0, 0, 0) if t.shape == shape else t)
@@ -138,10 +181,16 @@ def _offset(value: torch.Tensor) -> torch.Tensor:
     return storage[3:].view(value.shape).copy_(value)
 
 
+def _conjugated(value: torch.Tensor) -> torch.Tensor:
+    """The conjugation of another tensor, not carried out yet."""
+    return value.conj().resolve_conj().conj() if value.dtype.is_complex else value
+
+
 _FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "non-contiguous": _gaps,
     "transposed": _transposed,
     "offset": _offset,
+    "conjugated": _conjugated,
 }
 
 
@@ -176,7 +225,9 @@ def placed(value: torch.Tensor, device: str, wide: torch.dtype | None = None) ->
         dtype = wide if wide.is_floating_point else torch.float64
     elif wide is not None and dtype.is_complex:
         dtype = wide if wide.is_complex else torch.complex128
-    if source.layout != torch.strided or source.is_conj() or source.is_neg():
+    if source.layout == torch.strided and source.is_conj():
+        copy = placed(source.conj(), device, wide).detach().conj()  # lazily, as it was
+    elif source.layout != torch.strided or source.is_neg():
         copy = source.to(dtype).to(device) if device != "cpu" else source.to(dtype).clone()
     else:
         count = source.untyped_storage().nbytes() // source.element_size()

@@ -83,7 +83,6 @@ def _integers_from(low: float) -> Callable[[torch.Tensor, Any], bool]:
 
 #: entry -> whether the values can be what the operator promises
 RANGES: dict[str, Callable[[torch.Tensor, Any], bool]] = {
-    "rand": _within(0, 1),
     "rand_like": _within(-9, 9),  # op_db calls randn_like under this name
     "uniform": lambda t, sample: bool(torch.isfinite(t).all()),
     "bernoulli": lambda t, sample: bool(((t == 0) | (t == 1)).all()),

@@ -6,11 +6,14 @@ Contract: an entry is counted once, by the worst path that any of its runs took;
 from __future__ import annotations
 
 import collections
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 #: From best to worst.
 ORDER = ("native", "composed", "custom", "cpu", "unsupported", "failed")
+
+_VARYING = re.compile(r"\[[\d, ]*\]|\b(b?float\d*|complex\d+|u?int\d+|bool)\b", re.IGNORECASE)
 
 
 @dataclass
@@ -92,16 +95,17 @@ class Result:
         return [row for row in self.rows if not row["proven"]]
 
     def reasons(self) -> list[dict[str, Any]]:
-        """Why entries left the chip, the most frequent first."""
-        found: dict[str, dict[str, None]] = {}
+        """Why entries left the chip, the most frequent first. What differs in dtypes and sizes alone is one reason, in
+        the words of the first."""
+        found: dict[str, tuple[str, dict[str, None]]] = {}
         for entry in self.entries:
             for _, _, run in entry.runs():
                 for reason in run["reasons"]:
                     kind, _, text = reason.partition(": ")
                     if kind == "cpu":
-                        found.setdefault(text, {})[entry.name] = None
+                        found.setdefault(_VARYING.sub("?", text), (text, {}))[1][entry.name] = None
         return sorted(
-            ({"reason": reason, "entries": list(names)} for reason, names in found.items()),
+            ({"reason": reason, "entries": list(names)} for reason, names in found.values()),
             key=lambda row: (-len(row["entries"]), row["reason"]),
         )
 

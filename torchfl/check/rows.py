@@ -19,8 +19,10 @@ from torchfl.check import entries, run
 from torchfl.check.compare import Measure, differences
 from torchfl.check.listed import bare, is_kernel_of
 
-#: Shapes tried in turn: none (what fits the operator), then one large enough for kernels that want much work.
-_SHAPES: tuple[list[list[int]], ...] = ([], [[8, 8]], [[2, 4, 8, 8]], [[512, 512]])
+#: Shapes tried in turn: none (what fits the operator), then others.
+_SHAPES: tuple[list[list[int]], ...] = ([], [[8, 8]], [[2, 8, 8]], [[2, 4, 8, 8]], [[512, 512]], [[2, 512, 512]])
+#: For kernels that want much work: seconds on a simulated chip, so run only where the engine would take the kernel.
+_LARGE: tuple[list[list[int]], ...] = ([[2048, 2048]], [[1, 2048, 2048]])
 
 
 def prove(
@@ -51,7 +53,7 @@ def prove(
 
 def _direct(row: dict[str, Any], dtype: torch.dtype, device: str) -> dict[str, Any]:
     said = "no call could be made up"
-    for call in _calls(row, dtype):
+    for call in _calls(row, dtype, device):
         try:
             answer = _attempt(row, call, dtype, device)
         except run.REFUSALS as error:
@@ -62,15 +64,41 @@ def _direct(row: dict[str, Any], dtype: torch.dtype, device: str) -> dict[str, A
     return {"proven": False, "by": None, "reason": said}
 
 
-def _calls(row: dict[str, Any], dtype: torch.dtype) -> Iterator[Any]:
+def _calls(row: dict[str, Any], dtype: torch.dtype, device: str) -> Iterator[Any]:
     from torchfl.cli import arguments
 
+    yield from _made_up(bare(row["op"]), dtype)
     name = row["op"] + (f".{row['overload']}" if row["overload"] else "")
-    for shapes in _SHAPES:
+    for shapes in (*_SHAPES, *_LARGE):
         try:
-            yield from arguments.calls(name, shapes, [dtype], {})[:3]
-        except (arguments.ArgumentsError, RuntimeError):
+            for call in arguments.calls(name, shapes, [dtype], {})[:3]:
+                if shapes not in _LARGE or _would_run(row, call, device):
+                    yield call
+        except (*run.REFUSALS, arguments.ArgumentsError):
             continue
+
+
+def _made_up(name: str, dtype: torch.dtype) -> Iterator[Any]:
+    """Calls of operators whose tensors must be of particular shapes and dtypes."""
+    from torchfl.cli.arguments import Call
+
+    def one(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    aten = torch.ops.aten
+    if name == "_amp_foreach_non_finite_check_and_unscale":
+        function, args = getattr(aten, f"{name}_").default, [[one(4, 4, of=dtype), one(3, of=dtype)], one(1), one(1)]
+    elif name == "_amp_update_scale":
+        function, args = getattr(aten, f"{name}_").default, [one(1), one(1, of=torch.int32), one(1), 2.0, 0.5, 100]
+    else:
+        return
+    yield Call(function, args, {}, f"aten::{name}_")
+
+
+def _would_run(row: dict[str, Any], call: Any, device: str) -> bool:
+    overload = "" if call.function._overloadname == "default" else f".{call.function._overloadname}"
+    answer = torchfl.explain(call.function._schema.name + overload, *call.args, device=device, **call.kwargs)
+    return bool(answer["path"] == "native" and answer["target"] == row["kernel"])
 
 
 def _attempt(row: dict[str, Any], call: Any, dtype: torch.dtype, device: str) -> dict[str, Any] | str:
@@ -122,20 +150,25 @@ def _wrong(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], got: Any, d
     sizes = [t.numel() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     if {torch.Tag.nondeterministic_seeded} & set(call.function.tags):
         return None
+    much = max(sizes, default=0) >= 1 << 20  # minutes in half precision on a CPU: double precision alone
     try:
         wide_args, wide_kwargs = tree_map(_wide, (args, kwargs))
-        same = call.function(*tree_map(_copy, args), **tree_map(_copy, kwargs))
+        same = None if much else call.function(*tree_map(_copy, args), **tree_map(_copy, kwargs))
     except run.REFUSALS:
         return None
     try:
         wide = call.function(*wide_args, **wide_kwargs) if dtype.is_floating_point else None
     except run.REFUSALS:
         wide = None
-    if len(tree_leaves(wide)) != len(tree_leaves(same)):
-        wide = None
-    if [getattr(t, "dtype", None) for t in tree_leaves(got)] != [getattr(t, "dtype", None) for t in tree_leaves(same)]:
+    if same is None and wide is None:
+        return None
+    if same is not None and _dtypes(got) != _dtypes(same):
         same = run.as_typed(got, same, _on_meta(call))
     return differences(got, same, wide, Measure(dtype, max(sizes, default=1)))
+
+
+def _dtypes(tree: Any) -> list[Any]:
+    return [getattr(leaf, "dtype", None) for leaf in tree_leaves(tree)]
 
 
 def _on_meta(call: Any) -> Any:
