@@ -50,7 +50,7 @@ class ChipTarget:
             return False
         overload = op._schema.overload_name
         try:
-            answer = self._engine.explain(name, overload, tuple(args), dict(kwargs), self._index)
+            answer = self._engine.explain(name, overload, _closed(args), _closed(kwargs), self._index)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
         return bool(answer["path"] == "native" and not answer["transforms"])
@@ -70,6 +70,17 @@ class ChipTarget:
         return any(dtype in row["*"] for row in self._instructions.get(name, ()))
 
 
+def _closed(x: Any) -> Any:
+    """Numbers that a program leaves open, at their value in this call: a decision asks for no more of them."""
+    from torchfl.compose.numbers import value_of
+
+    if isinstance(x, dict):
+        return {k: _closed(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_closed(e) for e in x)
+    return value_of(x)
+
+
 def _fingerprint(lowered: dict[str, Any], kernels: list[str]) -> str:
     """Of everything besides a call that its program depends on: what the chip has, and who composes."""
     facts = {key: lowered[key] for key in ("ops", "instructions", "dtypes", "max_rank", "alignment", "attention")}
@@ -82,7 +93,7 @@ def _sources() -> str:
     """Of the composer itself, so that work on it never meets programs of an earlier state."""
     folder = Path(__file__).parent / "compose"
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in [Path(__file__), *sorted(folder.rglob("*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -216,7 +216,8 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
     list |= result.type()->kind() == c10::TypeKind::ListType;
     tensors++;
   }
-  if (!list && !op.returns.empty() && bound->result_of().size() != tensors) {
+  // Without a functional form, what it returns is what it wrote to.
+  if (functional && !list && !op.returns.empty() && bound->result_of().size() != tensors) {
     *why = "its program gives " + std::to_string(bound->result_of().size()) + " results, the operator " +
            std::to_string(tensors);
     return false;

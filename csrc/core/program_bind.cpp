@@ -100,8 +100,10 @@ class Binder {
       bound_->outputs_.push_back(
           {value.dtype, value.sizes, is_dense ? value.strides : contiguous_strides(value.sizes)});
       const uint64_t bytes = uint64_t(value.extent()) * uint64_t(dtype_size(value.dtype));
-      if (value.base == id && storage_of_[size_t(id)] < 0 && is_dense) {
-        storage_of_[size_t(id)] = add_storage(Storage::output, index, bytes);
+      const ProgramValue& base = values_[size_t(value.base)];
+      const bool whole = value.offset == 0 && uint64_t(base.extent()) * uint64_t(dtype_size(base.dtype)) == bytes;
+      if (whole && storage_of_[size_t(value.base)] < 0 && is_dense) {
+        storage_of_[size_t(value.base)] = add_storage(Storage::output, index, bytes);
         continue;
       }
       // A view, an argument, or the same value twice: the result is a copy.

@@ -108,7 +108,7 @@ def _forward_copies(program: Program) -> None:
         maker = uses[source][0]
         target = step.outs[0]
         made = steps[maker]
-        if maker in dropped or made.outs != [source] or made.op.removeprefix("uba::") not in ELEMENTWISE:
+        if maker in dropped or made.outs != [source] or not _elementwise(made.op):
             continue
         assert target is not None
         if values[target].sizes != value.sizes or values[target].dtype != value.dtype:
@@ -156,7 +156,7 @@ def _write_inputs(program: Program) -> None:
             n = makers[0]
             step = program.steps[n]
             mine = [i for i in reads(step) if values[i].base == target]
-            fits = step.op.removeprefix("uba::") in ELEMENTWISE and len(step.outs) == 1
+            fits = _elementwise(step.op) and len(step.outs) == 1
             fits = fits and all(i == target for i in mine)
             fits = fits and all(u <= n for u in uses.get(target, []) if u != len(program.steps))
             fits = fits and target not in maker_of
@@ -286,11 +286,15 @@ def _varies(step: Step) -> bool:
     return not step.op.startswith("uba::") or open_(step.args)
 
 
+def _elementwise(op: str) -> bool:
+    return op.removeprefix("uba::") in ELEMENTWISE or _pointwise_kernel(op)
+
+
 def _generic(program: Program) -> str:
     values = program.values
     if not program.steps or program.constants or program.writes:
         return ""
-    if any(s.op.removeprefix("uba::") not in ELEMENTWISE and not _pointwise_kernel(s.op) for s in program.steps):
+    if not all(_elementwise(s.op) for s in program.steps):
         return ""
     inputs = {i.value for i in program.inputs}
     shape = next(values[o].sizes for s in program.steps for o in s.outs if o is not None)
