@@ -103,7 +103,7 @@ def init(*chips_to_load: str | Path) -> list[LoadedChip]:
         explicit = True
     if not explicit and _loaded:
         return chips()
-    for chip in wanted or list(shipped_chips().values()):
+    for chip in wanted or list(shipped_chips(on_request=False).values()):
         try:
             load(chip)
         except (LoadError, engine().LoadError) as error:

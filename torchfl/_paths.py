@@ -43,12 +43,16 @@ def sdk_dir(name: str) -> Path:
     return root
 
 
-def shipped_chips() -> dict[str, Path]:
-    """Descriptor of every shipped chip by name."""
+#: Shipped chips that are loaded only where they are named: what they give are no results.
+ON_REQUEST = frozenset({"null"})
+
+
+def shipped_chips(on_request: bool = True) -> dict[str, Path]:
+    """Descriptor of every shipped chip by name, with or without those that are loaded only where they are named."""
     found = {}
     if chips_dir().is_dir():
         for folder in sorted(chips_dir().iterdir()):
             descriptor = folder / f"{folder.name}.yaml"
-            if descriptor.is_file():
+            if descriptor.is_file() and (on_request or folder.name not in ON_REQUEST):
                 found[folder.name] = descriptor
     return found

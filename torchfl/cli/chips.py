@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 SUFFIXES = (".yaml", ".yml", ".hcd")
 
 
-def shipped() -> dict[str, Path]:
-    """Descriptors of the shipped chips by name; empty if the native part is not built."""
+def shipped(on_request: bool = True) -> dict[str, Path]:
+    """Descriptors of the shipped chips by name, with or without those that are loaded only where they are named; empty
+    if the native part is not built."""
     from torchfl._paths import shipped_chips
 
     try:
-        return shipped_chips()
+        return shipped_chips(on_request)
     except LoadError:
         return {}
 
@@ -75,7 +76,7 @@ def load_all(chips: list[str]) -> tuple[list[LoadedChip], dict[str, str]]:
     refused: dict[str, str] = {}
     from torchfl._paths import shipped_chips
 
-    for name, descriptor in shipped_chips().items():
+    for name, descriptor in shipped_chips(on_request=False).items():
         try:
             torchfl.load(descriptor)
         except Exception as error:

@@ -139,7 +139,7 @@ def _torch() -> Finding:
 
 def _chips(named: list[str]) -> list[tuple[str, Path | LoadError]]:
     if not named:
-        return list(shipped().items())
+        return list(shipped(on_request=False).items())
     found: list[tuple[str, Path | LoadError]] = []
     for chip in named:
         try:
