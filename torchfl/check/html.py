@@ -95,6 +95,7 @@ def _why(run: dict[str, Any], entry: Entry) -> str:
     lines = [run["error"]] if run["error"] else []
     if entry.xfail and run["error"]:
         lines.append(f"expected: {entry.xfail}")
+    lines += [f"on the CPU in part: {', '.join(run['left'])}"] if run["left"] else []
     lines += run["reasons"] + [f"compared: {weak}" for weak in run["weak"]]
     if not lines:
         lines = ["native: " + ", ".join(run["kernels"]) if run["kernels"] else "views only: nothing ran"]

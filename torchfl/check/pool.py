@@ -104,7 +104,7 @@ def _enter(entry: Entry, dtype: str, made: dict[str, Any]) -> None:
     if "crash" in made:
         backward = made["crash"].partition(": ")[2].startswith(("backward", "gradients"))
         side = {"path": "failed", "ran": "native", "ok": False, "error": made["crash"], "reasons": []}
-        side |= {"kernels": [], "samples": 0, "weak": []}
+        side |= {"kernels": [], "samples": 0, "weak": [], "left": []}
         entry.dtypes[dtype] = {"forward": None if backward else side, "backward": side if backward else None}
         return
     entry.dtypes[dtype] = {"forward": made["forward"], "backward": made["backward"]}

@@ -45,13 +45,16 @@ class Direction:
     kernels: dict[str, None] = field(default_factory=dict)
     samples: int = 0
     weak: dict[str, None] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)  # the samples of which the CPU did a part
 
-    def saw(self, rows: list[dict[str, Any]]) -> None:
+    def saw(self, rows: list[dict[str, Any]], label: str) -> None:
         for row in rows:
             if row["path"] == "composite":
                 continue  # its parts have rows of their own
             path = row["path"] if row["path"] in ORDER else "cpu"
             self.path = max(self.path, path, key=ORDER.index)
+            if path == "cpu":
+                self.left[label] = None
             if path == "native":
                 self.kernels[f"{row['op'].partition('.')[0]} {row['target']}"] = None
             elif row["reason"]:
@@ -71,6 +74,7 @@ class Direction:
             "kernels": list(self.kernels),
             "samples": self.samples,
             "weak": list(self.weak),
+            "left": list(self.left),
         }
 
 
@@ -198,10 +202,10 @@ def _one(
         try:
             result = _call(op, first, args, kwargs)
         except REFUSALS as error:
-            forward.saw(_rows(device))
+            forward.saw(_rows(device), sample.label)
             forward.failed(f"{sample.label}: raises {_text(error)}")
             return
-        forward.saw(_rows(device))
+        forward.saw(_rows(device), sample.label)
         stage(f"result of {sample.label}")
         _judge(op, sample, dtype, device, result, same, wide, forward)
         if known.gradients is None:
@@ -218,10 +222,10 @@ def _one(
         try:
             gradients = list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
         except REFUSALS as error:
-            reverse.saw(_rows(device))
+            reverse.saw(_rows(device), sample.label)
             reverse.failed(f"{sample.label}: raises {_text(error)}")
             return
-        reverse.saw(_rows(device))
+        reverse.saw(_rows(device), sample.label)
         stage(f"gradients of {sample.label}")
         _judge_gradients(op, sample, dtype, device, gradients, leaves, same, wide, reverse)
 
