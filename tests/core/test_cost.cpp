@@ -60,9 +60,38 @@ TEST(tiles_round_up_and_without_reuse_are_read_again) {
   CHECK(close_to(torchfl::estimate_seconds(tiled, chip(), call.view()), 2.0 * 128 * 64 * 64 / 1e9));
   tiled.cost["peak"] = 1e30;
   tiled.cost["bandwidth"] = 1e9;
-  CHECK(close_to(torchfl::estimate_seconds(tiled, chip(), call.view()), 2.0 * (65 * 64 + 2 * 64 * 64 + 65 * 64) / 1e9));
+  CHECK(
+      close_to(torchfl::estimate_seconds(tiled, chip(), call.view()), 2.0 * (128 * 64 + 2 * 64 * 64 + 65 * 64) / 1e9));
   tiled.cost["reuse"] = 1;
   CHECK(close_to(torchfl::estimate_seconds(tiled, chip(), call.view()), 2.0 * (65 * 64 + 64 * 64 + 65 * 64) / 1e9));
+}
+
+TEST(what_does_not_fit_the_cache_comes_again) {
+  const Call call = mm(f16({256, 64}), f16({64, 128}));
+  const double left = 2.0 * 256 * 64, right = 2.0 * 64 * 128, out = 2.0 * 256 * 128;
+  OpPath k = row("k", {{"launch", 0}, {"peak", 1e30}, {"bandwidth", 1e9}, {"reuse", 1}, {"cache", left + right}});
+  CHECK(close_to(torchfl::estimate_seconds(k, chip(), call.view()), (left + right + out) / 1e9));
+  k.cost["cache"] = left;  // the left factor in two halves, and the right one for each of them
+  CHECK(close_to(torchfl::estimate_seconds(k, chip(), call.view()), (left + 2 * right + out) / 1e9));
+}
+
+TEST(each_tile_of_each_product_has_to_start) {
+  const Call call = mm(f16({65, 64}), f16({64, 128}));
+  OpPath k = row(
+      "k",
+      {{"launch", 1e-6}, {"peak", 1e30}, {"bandwidth", 1e30}, {"tile_m", 64}, {"tile_n", 64}, {"tile_start", 1e-3}});
+  CHECK(close_to(torchfl::estimate_seconds(k, chip(), call.view()), 1e-6 + 4e-3));
+}
+
+TEST(a_power_cap_slows_down) {
+  const Call call = mm(f16({100, 100}), f16({100, 100}));
+  OpPath k = row("k", {{"launch", 0}, {"peak", 1e9}, {"bandwidth", 1e30}, {"energy", 1e-9}});  // one watt at its peak
+  Chip npu = chip();
+  const double free = 2e6 / 1e9;
+  npu.power_cap = 2;
+  CHECK(close_to(torchfl::estimate_seconds(k, npu, call.view()), free));
+  npu.power_cap = 0.25;
+  CHECK(close_to(torchfl::estimate_seconds(k, npu, call.view()), 4 * free));
 }
 
 TEST(unknown_is_unknown) {

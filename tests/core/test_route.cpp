@@ -82,8 +82,9 @@ TEST(an_operator_without_a_row_goes_to_the_cpu) {
   Decision decision = decide(chip(), add(f16({4}), f16({4})));
   CHECK(decision.path == Path::cpu);
   CHECK_EQ(decision.reason, "npu_v3 has no kernel for aten::add");
-  CHECK_EQ(decision.attempts.size(), size_t(1));
-  CHECK(decision.attempts[0].taken && decision.attempts[0].path == Path::cpu);
+  CHECK_EQ(decision.attempts.size(), size_t(2));
+  CHECK(!decision.attempts[0].taken && decision.attempts[0].path == Path::native);
+  CHECK(decision.attempts[1].taken && decision.attempts[1].path == Path::cpu);
 }
 
 TEST(dtypes_of_the_chip_apply_to_a_row_without_its_own) {
@@ -338,9 +339,14 @@ TEST(fallbacks) {
   npu.fallback_default = "compose";
   Decision decision = decide(npu, call);
   CHECK(decision.path == Path::cpu);
-  CHECK_EQ(decision.attempts.size(), size_t(2));
-  CHECK(decision.attempts[0].path == Path::composed && !decision.attempts[0].taken);
-  CHECK_EQ(decision.attempts[0].reason, "no composer for this operator");
+  torchfl::OpSchema schema;
+  schema.name = "aten::add";
+  CHECK(!torchfl::RouteTable(npu).may_compose(schema));  // it has no instructions
+  Chip with = npu;
+  with.ops.push_back(row("uba::vadd", "vadd"));
+  CHECK(torchfl::RouteTable(with).may_compose(schema));
+  with.fallback_ops = {{"aten::add", "cpu"}};
+  CHECK(!torchfl::RouteTable(with).may_compose(schema));
 
   npu.fallback_default = "error";
   decision = decide(npu, call);
@@ -354,7 +360,7 @@ TEST(fallbacks) {
   npu.fallback_ops = {{"aten::add", "my_add"}};
   decision = decide(npu, call);
   CHECK(decision.path == Path::cpu);
-  CHECK_EQ(decision.attempts[0].reason, "nothing is registered under the name my_add");
+  CHECK_EQ(decision.attempts[1].reason, "nothing is registered under the name my_add");
 }
 
 TEST(an_unsupported_dtype_can_be_an_error) {
