@@ -114,8 +114,8 @@ def _values(got: Any, same: Any, wide: Any, measure: Measure) -> str | None:
     best = references[0]
     magnitude = best.abs().nan_to_num(0, 0, 0)
     scale = float(magnitude.max())
-    units = UNITS.get(coarse, OTHER_UNITS)
-    allowed = max(units, measure.units) * eps * magnitude
+    units = max(UNITS.get(coarse, OTHER_UNITS), measure.units)
+    allowed = units * eps * magnitude
     if measure.accumulated:
         fine = EPS[ACCUMULATED_IN.get(coarse, coarse)]
         allowed = allowed + 4 * fine * measure.accumulated**0.5 * max(scale, min(measure.largest, _TERMS * scale))

@@ -251,7 +251,7 @@ def _elsewhere(tree: Any, device: str, sample: Sample) -> Iterator[str]:
 
 def _measure(op: OpInfo, sample: Sample, dtype: torch.dtype) -> Measure:
     units = (
-        knowledge.SERIES_UNITS if knowledge.is_one_of(knowledge.SERIES, op.name) and EPS.get(dtype, 1.0) < 1e-5 else 0.0
+        knowledge.SERIES_UNITS if knowledge.is_one_of(knowledge.SERIES, op.name) and EPS.get(dtype, 0.0) < 1e-5 else 0.0
     )
     if isinstance(op, entries.ELEMENTWISE):
         return Measure(dtype, units=units)
@@ -363,6 +363,7 @@ def _random_wrong(op: OpInfo, sample: Sample, device: str, got: Any) -> str | No
         return "other numbers from the same seed"
     holds = knowledge.RANGES.get(op.name)
     tensors = [t for t in tree_leaves(got) if isinstance(t, torch.Tensor) and t.numel()]
+    tensors = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
     if holds is not None and not all(holds(t, sample) for t in tensors):
         return f"values that {op.name} cannot give: {tensors[0].flatten()[:4].tolist()}"
     return None
