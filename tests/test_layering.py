@@ -73,12 +73,12 @@ def test_importing_the_package_imports_neither_torch_nor_native_code() -> None:
 
 def test_few_files_include_torch_headers() -> None:
     # Each costs tens of seconds of build time.
-    assert len([p for p in (ROOT / "csrc" / "aten").glob("*.cpp")]) <= 20
+    assert len([p for p in (ROOT / "csrc" / "aten").glob("*.cpp")]) <= 22
 
 
 def test_the_adapter_of_npu_v3_stays_small() -> None:
     lines = (ROOT / "chips" / "npu_v3" / "uba_npu_v3.c").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 300
+    assert len(lines) <= 450  # with the whole instruction set; see also tests/chips
 
 
 def test_the_abi_header_stays_small() -> None:

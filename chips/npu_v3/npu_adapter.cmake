@@ -35,5 +35,6 @@ function(npu_adapter chip)
     set(folder ${chip})
   endif()
   install(TARGETS uba_${chip} LIBRARY DESTINATION ${folder})
-  install(FILES ${CMAKE_CURRENT_SOURCE_DIR}/${chip}.yaml ${CMAKE_CURRENT_SOURCE_DIR}/README.md DESTINATION ${folder})
+  install(FILES ${CMAKE_CURRENT_SOURCE_DIR}/${chip}.yaml ${CMAKE_CURRENT_SOURCE_DIR}/check.yaml
+    ${CMAKE_CURRENT_SOURCE_DIR}/README.md DESTINATION ${folder})
 endfunction()

@@ -111,6 +111,9 @@ bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, cons
     *why = error.what_without_backtrace();
     *why = why->substr(0, why->find('\n'));
     return false;
+  } catch (const std::exception& error) {  // of a shape function in Python
+    *why = "PyTorch's shape function fails";
+    return false;
   }
   std::vector<at::Tensor> results;
   for (const c10::IValue& value : stack) {
@@ -310,7 +313,11 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   if (program.random > 0) {
     at::Generator generator = default_host_generator(plan.device);
     for (size_t i = 0; i < op.arg_count; i++) {
-      if ((*stack)[base + i].isGenerator()) generator = host_generator((*stack)[base + i].toGenerator());
+      if (!(*stack)[base + i].isGenerator()) continue;
+      const at::Generator given = (*stack)[base + i].toGenerator();
+      TORCH_CHECK(given.device().type() == kDevice, "Expected a '", c10::get_privateuse1_backend(),
+                  "' device type for generator but found '", given.device().type(), "'");
+      generator = host_generator(given);
     }
     std::lock_guard<std::mutex> lock(generator.mutex());
     run.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();

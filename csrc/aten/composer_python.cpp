@@ -128,8 +128,15 @@ Composed compose(const c10::OperatorHandle& functional, const std::vector<c10::I
   py::gil_scoped_acquire gil;
   try {
     py::list arguments;
-    for (const c10::IValue& arg : args) {
-      arguments.append(arg.isGenerator() ? py::none() : torch::jit::toPyObject(meta_value(arg)));
+    size_t next = 0;
+    for (const c10::Argument& declared : functional.schema().arguments()) {
+      if (declared.is_out()) continue;
+      const c10::IValue& arg = args[next++];
+      // The dispatcher carries dtypes as integers.
+      const bool dtype = arg.isInt() && declared.real_type()->str().find("ScalarType") != std::string::npos;
+      arguments.append(dtype               ? py::cast(c10::ScalarType(arg.toInt()))
+                       : arg.isGenerator() ? py::none()
+                                           : torch::jit::toPyObject(meta_value(arg)));
     }
     const py::object answer =
         (*g_composer)(functional.schema().name(), functional.schema().overload_name(), arguments, device);

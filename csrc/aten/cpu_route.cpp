@@ -182,6 +182,7 @@ class HostCall {
     TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::Layout::Strided, op_.display, ": its result is ", host.layout(),
                                 ", and ", runtime::label(device_), " holds strided tensors only. Call it on the CPU.");
     at::Tensor result = host;
+    if (host._is_zerotensor()) result = at::zeros(host.sizes(), host.options());  // it has no memory to copy from
     if (widened.has_value() && host.scalar_type() == c10::kFloat) result = host.to(*widened);
     return to_device(result, device_);
   }

@@ -35,6 +35,7 @@ const Plan* find_fast(const OpState& op, const FastCall& call) {
     if (!call.tensors[i]->defined() || call.tensors[i]->device().type() != kDevice) return nullptr;
     read_signature_tensor(op, *call.tensors[i], signature);
   }
+  if (C10_UNLIKELY(signature.lazy)) return nullptr;
   if (call.number != nullptr) words.push_back(number_word(*call.number));
   const Plan* plan = find_plan(signature);
   return plan != nullptr && plan->fast ? plan : nullptr;

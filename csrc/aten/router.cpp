@@ -317,10 +317,48 @@ void run_without_program(OpState& op, at::ArrayRef<c10::IValue> args, const Sign
 }
 }  // namespace
 
+namespace {
+
+at::Tensor resolved(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  if (tensor._is_zerotensor()) return at::zeros(tensor.sizes(), tensor.options());
+  return tensor.resolve_conj().resolve_neg();
+}
+
+// PyTorch hands the conj bit of a matrix on to linear algebra, which may have a use for it: no chip of ours has. What
+// an operator writes stays what it is. False: there was nothing to resolve.
+bool resolve(const OpState& op, torch::jit::Stack* stack) {
+  bool changed = false;
+  auto one = [&](const at::Tensor& tensor) {
+    at::Tensor made = resolved(tensor);
+    changed |= !made.is_same(tensor);
+    return made;
+  };
+  const size_t base = stack->size() - op.arg_count;
+  for (size_t i = 0; i < op.arg_count; i++) {
+    c10::IValue& value = (*stack)[base + i];
+    if (op.writes(int(i))) continue;
+    if (value.isTensor()) {
+      value = one(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const c10::IValue& element : value.toListRef()) list.push_back(one(element.toTensor()));
+      value = std::move(list);
+    }
+  }
+  return changed;
+}
+
+}  // namespace
+
 void route(OpState& op, torch::jit::Stack* stack) {
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
   Signature signature;
   read_signature(op, args, signature);
+  if (C10_UNLIKELY(signature.lazy) && resolve(op, stack)) {
+    route(op, stack);
+    return;
+  }
   // No tensor of ours: a factory (device=...) or a list that is empty.
   const int device = signature.device >= 0 ? signature.device : runtime::current_device();
   if (C10_UNLIKELY(op.is_view)) {

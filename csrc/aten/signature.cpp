@@ -20,6 +20,9 @@ void read_signature_tensor(const OpState& op, const at::Tensor& tensor, Signatur
     return;
   }
   const auto* impl = tensor.unsafeGetTensorImpl();
+  constexpr c10::DispatchKeySet kLazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  if (C10_UNLIKELY(impl->key_set().has_any(kLazy))) out.lazy = true;
   const uint64_t dtype = uint64_t(tensor.scalar_type());
   const int64_t dim = tensor.dim();
   if (C10_UNLIKELY(tensor.device().type() != kDevice)) {
@@ -138,7 +141,9 @@ bool read_generic_signature(const OpState& op, at::ArrayRef<c10::IValue> args, S
       continue;
     }
     const at::Tensor& tensor = value.toTensor();
-    if (tensor.device().type() != kDevice || !tensor.is_contiguous() || tensor.dim() > 20) return false;
+    // A program for nothing says nothing about others.
+    if (tensor.device().type() != kDevice || !tensor.is_contiguous() || tensor.dim() > 20 || tensor.numel() == 0)
+      return false;
     uint64_t ones = 0;
     for (int64_t d = 0; d < tensor.dim(); d++) ones |= uint64_t(tensor.size(d) == 1) << d;
     words.push_back(kTensor | uint64_t(tensor.scalar_type()) << 8 | uint64_t(tensor.dim()) << 16 | ones << 24 |

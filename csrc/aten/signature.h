@@ -11,7 +11,8 @@ namespace torchfl {
 
 struct Signature {
   c10::SmallVector<uint64_t, 96> words;
-  int device = -1;            // of the first tensor of ours; -1: none
+  int device = -1;    // of the first tensor of ours; -1: none
+  bool lazy = false;  // a tensor has a conj or neg bit that is to be resolved, or stands for zeros without memory
   bool host_tensors = false;  // a CPU tensor that is more than a number takes part
   uint64_t hash() const {
     uint64_t h = 0x9e3779b97f4a7c15ull;

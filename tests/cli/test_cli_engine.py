@@ -73,7 +73,7 @@ def test_a_native_call(said):
 
 def test_why_a_better_path_is_not_taken(said):
     data = said["add_complex_json"].json()
-    assert data["path"] == "cpu"
+    assert data["path"] != "native"
     native = data["operators"][0]["attempts"][0]
     assert native["path"] == "native" and not native["taken"] and "complex64" in native["reason"]
     assert "complex64 is not a dtype of npu_v3_add" in said["add_complex"].out
@@ -84,7 +84,7 @@ def test_operators_that_pytorch_takes_apart(said):
     assert [o["op"] for o in said["loss_json"].json()["operators"]] == ["aten::_log_softmax", "aten::nll_loss_forward"]
     assert said["linear_json"].json()["operators"][-1]["path"] == "native"
     assert "target" not in said["loss_json"].json()  # there is no one answer
-    assert said["embedding_json"].json()["operators"][0]["op"].startswith("aten::index_select")
+    assert said["embedding_json"].json()["operators"][0]["op"] in ("aten::index_select", "aten::embedding")
 
 
 def test_arguments_are_made_to_fit_and_shown(said):

@@ -312,7 +312,7 @@ _FEW, _TILES, _MUCH = "npu_v3_matmul", "npu_v3_matmul_tiled", "npu_v3_matmul_pip
 
 
 def _product_shapes(dtype: torch.dtype, batch: int = 1) -> list[tuple[int, int, int, str]]:
-    much = (1024, 512, 1024) if dtype == torch.float32 else (1536, 512, 1536)
+    much = (1536, 512, 1536)
     if batch > 1:
         much = (768, 512, 768) if dtype == torch.float32 else (1152, 384, 1152)
     return [(3, 5, 4, _FEW), (1, 1, 1, _FEW), (16, 32, 8, _FEW), (512, 256, 512, _TILES), (*much, _MUCH)]

@@ -30,7 +30,7 @@ _DIMENSIONS: dict[str, Dimension] = {
     "energy_per_byte": "energy",
     "cap": "power",
     "idle": "power",
-    **dict.fromkeys(("latency", "launch", "dispatch", "synchronize", "cpu_call", "copy_latency"), "time"),
+    **dict.fromkeys(("latency", "launch", "tile_start", "dispatch", "synchronize", "cpu_call", "copy_latency"), "time"),
 }
 #: Mappings whose keys are the user's, so that a `size` in them is no quantity.
 _FREE = ("where", "ops", "dtypes")

@@ -12,6 +12,7 @@ float32 and round once. Integers wrap.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -300,6 +301,7 @@ def by_family() -> dict[str, list[Instruction]]:
     return families
 
 
+@functools.cache
 def register_library() -> torch.library.Library:
     """Defines the schemas in the namespace `uba`, so that they are checked by PyTorch's own parser."""
     library = torch.library.Library("uba", "FRAGMENT")
