@@ -6,6 +6,7 @@ Loading a chip twice is harmless. Nothing is opened on a device before it is use
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -257,6 +258,7 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
             ", ".join(sorted(set(chip.missing_kernels))),
         )
     if first_chip:
+        atexit.register(c.finish_autograd)
         torch.utils.rename_privateuse1_backend(device_type)
         _autocast.install(c, descriptor)
     if lowered["instructions"] and not _lowered:

@@ -324,6 +324,23 @@ py::list memory_snapshot(int index) {
   return out;
 }
 
+// Waits until autograd's thread of each device has let go of the last backward. It does so after `backward` has
+// returned, and would die of asking for the GIL of an interpreter that has ended meanwhile: a thread takes its tasks
+// one after the other, so a backward of tensors without Python objects ends behind it.
+void finish_autograd() {
+  for (int index = 0; index < runtime::device_count(); index++) {
+    DeviceEntry* entry = runtime::g_devices[index].load();
+    if (entry == nullptr || !entry->opened.load() || entry->device->lost() || entry->device->forked()) continue;
+    try {
+      at::AutoGradMode grad(true);
+      at::Tensor x = empty_contiguous_on(index, c10::kFloat, {1});
+      x.requires_grad_();
+      torch::autograd::backward({x.view({1, 1})}, {empty_contiguous_on(index, c10::kFloat, {1, 1})});
+    } catch (...) {  // then there is nothing to wait for
+    }
+  }
+}
+
 // As an exception that carries its Python type across threads: backward may raise it in one of autograd's.
 void raise_unsupported(const std::string& text) {
   py::gil_scoped_acquire gil;
@@ -340,6 +357,7 @@ PYBIND11_MODULE(_C, m) {
   define_composer(m);
   stats::set_raise(&raise_unsupported);
   m.def("kernel_names", [](int index) { return runtime::device_unopened(index).chip->adapter->kernel_names(); });
+  m.def("finish_autograd", &finish_autograd, py::call_guard<py::gil_scoped_release>());
   m.def("set_strict", [](bool on) { return stats::g_strict.exchange(on); });
   static auto* load_error = new py::exception<Error>(m, "LoadError", PyExc_RuntimeError);
   py::register_exception_translator([](std::exception_ptr pointer) {
