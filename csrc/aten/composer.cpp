@@ -198,6 +198,11 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   }
   if (!reused && !agrees_with_pytorch(op, args, *composed->program, why)) return false;
   const Program& program = *composed->program;
+  if (program.random > 0) {
+    // Under checkpointing, a mask that is drawn again in autograd's thread has come out another one.
+    *why = "random numbers are drawn on the CPU";
+    return false;
+  }
   for (const auto& [k, element] : program.baked) {
     const size_t position = size_t(op.kernel_args[size_t(k)]);
     if (op.patched[position] == OpState::by_value) continue;

@@ -358,7 +358,8 @@ def _mapped_in_half() -> frozenset[torch.dtype]:
 def test_quick(op: OpInfo) -> None:
     """Forward in float32 and float16, backward in float32: the first samples."""
     for dtype in (torch.float32, *_mapped_in_half()):
-        if dtype in op.dtypes:
+        # Half numbers have many equals, which the CPU's sort leaves in another order.
+        if dtype in op.dtypes and not (dtype == torch.float16 and op.name in ("sort", "argsort")):
             _run(op, dtype, SAMPLES)
     if torch.float32 in op.dtypes and op.supports_autograd and not _matches(EXCLUDED_BACKWARD, op):
         _run(op, torch.float32, SAMPLES, backward=True)
