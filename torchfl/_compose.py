@@ -107,6 +107,14 @@ def _constant(data: list[Any], dtype: torch.dtype, sizes: list[int]) -> torch.Te
     return torch.tensor(plain, dtype=dtype).reshape(sizes)
 
 
+def _let_go(error: BaseException | None) -> None:
+    """Tracebacks know frames, and those their callers': a guard that a caller holds in a variable (as printing a tensor
+    does) would live on until the garbage collector comes."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 def _loses_precision(program: Program) -> str:
     """Why a program may not stand for a call in double precision: it would compute a part in less. A wrong number is
     worse than a slower path, so this is looked at whatever the composer says."""
@@ -153,7 +161,9 @@ def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
             try:
                 program = composers[index, default].program(op, [args[i] for i in plain], kwargs)
             except NotComposable as reason:
-                return str(reason)
+                text = str(reason)
+                _let_go(reason)
+                return text
             lossy = _loses_precision(program)
             if lossy:
                 return lossy

@@ -418,7 +418,10 @@ def compose(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str,
                 reason = NotComposable(text)
                 reason.__cause__ = error
     assert reason is not None
-    raise reason
+    try:
+        raise reason
+    finally:
+        del reason  # the exception knows this frame: together they would keep the caller's frames, and what those hold
 
 
 assert alternatives and lower_make and lower_unary  # they register on import
