@@ -408,7 +408,9 @@ def compose(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     reason: NotComposable | None = None
     for baked, half in tries:
         try:
-            return _trace(op, args, kwargs, target, baked, half)
+            made = _trace(op, args, kwargs, target, baked, half)
+            reason = None  # as at the end
+            return made
         except NotComposable as error:
             reason = error if reason is None or (baked and "Error" in str(reason)) else reason
         except _FAULTS as error:
