@@ -132,13 +132,6 @@ def _loses_precision(program: Program) -> str:
     return ""
 
 
-@functools.cache
-def _schemas() -> Any:
-    from torchfl.compose import instructions
-
-    return instructions.register_library()
-
-
 def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
     """Have `engine` compose; `lowered_of`: device type of each loaded chip -> its descriptor, lowered."""
     composers: dict[tuple[int, str], Any] = {}
@@ -146,8 +139,10 @@ def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
     def _compose(name: str, overload: str, args: list[Any], index: int) -> str | tuple[dict[str, Any], list[Any]]:
         from torchfl.compose.cache import ProgramCache
         from torchfl.compose.composer import Composer
+        from torchfl.compose.instructions import register_library
         from torchfl.compose.trace import NotComposable
 
+        register_library()  # the engine looks up the schema of each step
         # What integers divide into is up to the default dtype, which no argument tells.
         default = str(torch.get_default_dtype())
         if (index, default) not in composers:
@@ -173,7 +168,6 @@ def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
                 constants.append((constant.value, _constant(constant.data, getattr(torch, value.dtype), value.sizes)))
         return program.to_dict(), constants
 
-    _schemas()
     engine.set_composer(_compose)
 
 

@@ -261,7 +261,6 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
         atexit.register(c.finish_autograd)
         torch.utils.rename_privateuse1_backend(device_type)
         _autocast.install(c, descriptor)
-    if lowered["instructions"] and not _lowered:
         _compose.install(c, _lowered)
     _lowered[device_type] = lowered
     _device_module.register(c, chip, lowered, is_first=first_chip)

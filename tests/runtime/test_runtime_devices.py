@@ -437,3 +437,19 @@ def test_saved_tensors_move_between_unlike_chips():
         loaded = torch.load(file, map_location=where)
         assert loaded.device == torch.device(expected), where
         assert loaded.tolist() == [0, 1, 2]
+
+
+poorer_first = OwnProcess("poorer_first")
+
+
+@poorer_first
+def test_a_chip_composes_whatever_was_loaded_before_it():
+    """Whichever chip comes first may have no instructions at all."""
+    import torchfl
+
+    torchfl.load("npu_v2"), torchfl.load("npu_v3")
+    x = torch.tensor([-1.0, 0.5, 2.0])
+    for device, path in (("npu:0", "cpu"), ("npu_v3:0", "composed")):
+        torchfl.reset_stats()
+        torch.testing.assert_close(torch.nn.functional.mish(x.to(device)).cpu(), torch.nn.functional.mish(x))
+        assert {row["path"] for row in torchfl.stats() if row["op"] == "aten::mish"} == {path}
