@@ -126,8 +126,6 @@ Program program_from(const py::dict& dict) {
 Composed compose(const c10::OperatorHandle& functional, const std::vector<c10::IValue>& args, int device) {
   Composed composed;
   py::gil_scoped_acquire gil;
-  // Whatever the composer's modes leave behind: this thread's dispatch keys are put back as they are now.
-  c10::impl::ForceDispatchKeyGuard keys(c10::impl::tls_local_dispatch_key_set());
   try {
     py::list arguments;
     size_t next = 0;
