@@ -135,24 +135,19 @@ bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, cons
   return true;
 }
 
-// What PyTorch checks before it writes to an argument. False: it is an `out` that must be resized first.
-bool fits(const OpState& op, at::ArrayRef<c10::IValue> args, int position, const BoundProgram::Output& result,
-          BuiltPlan& built) {
+// What PyTorch checks before it writes to an argument. An `out` of another shape must be resized first.
+void check_written(const OpState& op, at::ArrayRef<c10::IValue> args, int position, const BoundProgram::Output& result,
+                   BuiltPlan& built) {
   const at::Tensor& target = args[size_t(position)].toTensor();
   const c10::IntArrayRef sizes(result.sizes);
   if (target.sizes() != sizes) {
     TORCH_CHECK(op.is_out[size_t(position)], "output with shape ", target.sizes(),
                 " doesn't match the broadcast shape ", sizes);
     built.resize.emplace_back(position, c10::SmallVector<int64_t, 6>(sizes.begin(), sizes.end()));
-    return false;
+    return;
   }
-  const c10::ScalarType dtype = *from_uba_dtype(result.dtype);
-  TORCH_CHECK(c10::canCast(dtype, target.scalar_type()), "result type ", dtype,
-              " can't be cast to the desired output type ", target.scalar_type());
-  TORCH_CHECK(dtype == target.scalar_type() || !op.is_out[size_t(position)] || !op.handle.hasTag(at::Tag::generated),
-              "Expected out tensor to have dtype ", dtype, ", but got ", target.scalar_type(), " instead");
+  check_written_dtype(op, position, *from_uba_dtype(result.dtype), target.scalar_type());
   at::assert_no_internal_overlap(target);
-  return true;
 }
 
 }  // namespace
@@ -218,12 +213,11 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   if (bound == nullptr) bound = bind_here(*composed, op, args, plan, why);
   if (bound == nullptr) return false;
 
-  size_t tensors = 0;
-  bool list = false;
-  for (const c10::Argument& result : op.handle.schema().returns()) {
-    list |= result.type()->kind() == c10::TypeKind::ListType;
-    tensors++;
-  }
+  const auto& returns = op.handle.schema().returns();
+  const size_t tensors = returns.size();
+  const bool list = std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.type()->kind() == c10::TypeKind::ListType;
+  });
   // Without a functional form, what it returns is what it wrote to.
   if (functional && !list && !op.returns.empty() && bound->result_of().size() != tensors) {
     *why = "its program gives " + std::to_string(bound->result_of().size()) + " results, the operator " +
@@ -233,7 +227,7 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   if (!op.written.empty() && op.functional.has_value()) {
     for (size_t i = 0; i < op.returns.size(); i++) {
       if (op.returns[i] < 0 || bound->result_of()[i] < 0) continue;
-      fits(op, args, op.returns[i], bound->outputs()[size_t(bound->result_of()[i])], built);
+      check_written(op, args, op.returns[i], bound->outputs()[size_t(bound->result_of()[i])], built);
     }
     if (!built.resize.empty()) return true;
   }
@@ -303,8 +297,7 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
         [&](int k, int element) {
           const c10::IValue value = element < 0 ? arg(k) : arg(k).toListRef()[size_t(element)];
           const c10::Scalar number = value.isTensor() ? value.toTensor().item() : value.toScalar();
-          return number.isFloatingPoint() ? Number::of(number.toDouble())
-                                          : Number::of(number.isBoolean() ? int64_t(number.toBool()) : number.toLong());
+          return number.isFloatingPoint() ? Number::of(number.toDouble()) : Number::of(whole_number(number));
         },
         numbers);
   }

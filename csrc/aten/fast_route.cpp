@@ -56,8 +56,7 @@ bool run_fast(const Plan& plan, const FastCall& call, const at::Tensor& out) {
     } else if (patch.floating) {
       values[size_t(patch.value)].v.d = call.number->toDouble();
     } else {
-      values[size_t(patch.value)].v.i =
-          call.number->isBoolean() ? int64_t(call.number->toBool()) : call.number->toLong();
+      values[size_t(patch.value)].v.i = whole_number(*call.number);
     }
   }
   for (size_t i = 0; i < plan.values.size(); i++) {

@@ -52,6 +52,8 @@ Condition condition_from(const py::dict& row) {
   return condition;
 }
 
+constexpr double kPicosecond = 1e-12, kFemtojoule = 1e-15;
+
 OpPath op_path_from(const py::dict& row) {
   OpPath path;
   path.op = row["op"].cast<std::string>();
@@ -71,27 +73,22 @@ OpPath op_path_from(const py::dict& row) {
   path.line = get<int>(row, "line", 0);
   for (auto item : row["cost"].cast<py::dict>()) {
     const std::string key = item.first.cast<std::string>();
-    auto ends_in = [&](const char* unit) {
-      const size_t at = key.rfind(unit);
-      return at != std::string::npos && at + 3 == key.size();
-    };
-    if (ends_in("_ps") || ends_in("_fj")) {
-      path.cost[key.substr(0, key.size() - 3)] = item.second.cast<double>() * (ends_in("_ps") ? 1e-12 : 1e-15);
+    const std::string unit = key.size() > 3 ? key.substr(key.size() - 3) : "";
+    if (unit == "_ps" || unit == "_fj") {
+      path.cost[key.substr(0, key.size() - 3)] =
+          item.second.cast<double>() * (unit == "_ps" ? kPicosecond : kFemtojoule);
     } else if (py::isinstance<py::float_>(item.second) || py::isinstance<py::int_>(item.second)) {
-      path.cost[item.first.cast<std::string>()] = item.second.cast<double>();
+      path.cost[key] = item.second.cast<double>();
     } else if (py::isinstance<py::list>(item.second)) {
       const auto values = item.second.cast<std::vector<double>>();
       static const char* const kAxis[] = {"_m", "_n", "_k"};
-      for (size_t i = 0; i < values.size() && i < 3; i++)
-        path.cost[item.first.cast<std::string>() + kAxis[i]] = values[i];
+      for (size_t i = 0; i < values.size() && i < 3; i++) path.cost[key + kAxis[i]] = values[i];
     } else if (py::isinstance<py::str>(item.second)) {
-      path.cost[item.first.cast<std::string>()] = 1;  // a quality by name: reuse: on_chip_cache, prefetch: dma
+      path.cost[key] = 1;  // a quality by name: reuse: on_chip_cache, prefetch: dma
     }
   }
   return path;
 }
-
-constexpr double kPicosecond = 1e-12;
 
 // A row's cost terms that follow from the chip as a whole: the rate of the unit that serves its dtype, and the
 // bandwidth of the memory that it works from. What the descriptor does not say stays unknown.
@@ -101,7 +98,6 @@ void price_rows(Chip& chip, const py::dict& lowered) {
   auto of_level = [&](const char* level, const char* key) {
     return memory.contains(level) ? get<double>(memory[level].cast<py::dict>(), key, 0.0) : 0.0;
   };
-  auto bandwidth = [&](const char* level) { return of_level(level, "bandwidth"); };
   for (OpPath& row : chip.ops) {
     if (row.cost.empty()) continue;
     for (const auto& [name, set] : row.dtypes) {
@@ -109,16 +105,16 @@ void price_rows(Chip& chip, const py::dict& lowered) {
       for (int32_t dtype = 1; dtype < 32; dtype++) {
         if ((set & dtype_bit(dtype)) == 0 || !units.contains(dtype_name(dtype))) continue;
         const auto unit = units[dtype_name(dtype)].cast<py::dict>();
-        const double peak = get<double>(unit, "peak", 0.0), energy = get<double>(unit, "energy_fj", 0.0) * 1e-15;
+        const double peak = get<double>(unit, "peak", 0.0), energy = get<double>(unit, "energy_fj", 0.0) * kFemtojoule;
         if (peak > 0) row.cost.emplace(std::string("peak_") + dtype_name(dtype), peak);
         if (energy > 0) row.cost.emplace(std::string("energy_") + dtype_name(dtype), energy);
       }
     }
     // `reuse` says how often an operand is fetched, not from where.
-    const double rate = bandwidth("off_chip_memory"), cache = of_level("on_chip_cache", "size");
+    const double rate = of_level("off_chip_memory", "bandwidth"), cache = of_level("on_chip_cache", "size");
     if (rate > 0) row.cost.emplace("bandwidth", rate);
     if (cache > 0) row.cost.emplace("cache", cache);
-    const double energy = of_level("off_chip_memory", "energy_per_byte_fj") * 1e-15;
+    const double energy = of_level("off_chip_memory", "energy_per_byte_fj") * kFemtojoule;
     if (energy > 0) row.cost.emplace("energy_byte", energy);
   }
 }

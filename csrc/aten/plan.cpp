@@ -84,7 +84,7 @@ class Template {
       value.v.d = number.isComplex() ? std::nan("") : number.toDouble();
     } else {
       value.kind = UBA_INT;
-      value.v.i = number.isBoolean() ? int64_t(number.toBool()) : number.toLong();
+      value.v.i = whole_number(number);
     }
     Plan::Patch patch{};
     patch.arg = int16_t(arg);
@@ -339,6 +339,15 @@ bool shares_memory_kind(const OpState& op, at::ArrayRef<c10::IValue> args) {
 
 }  // namespace
 
+void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target) {
+  if (result == target) return;
+  // Out forms that PyTorch generates copy into their argument and want its dtype; others convert.
+  TORCH_CHECK(!op.is_out[size_t(position)] || !op.handle.hasTag(at::Tag::generated),
+              "Expected out tensor to have dtype ", result, ", but got ", target, " instead");
+  TORCH_CHECK(c10::canCast(result, target), "result type ", result, " can't be cast to the desired output type ",
+              target);
+}
+
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
                      const Refused& refused, bool announce, bool pack, bool compose) {
   BuiltPlan built;
@@ -433,12 +442,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
           return elsewhere("the result has another shape than the tensor it is written to");
         }
         if (functional[i].dtype != output.shape.dtype) {
-          // Out forms that PyTorch generates copy into their argument and want its dtype; others convert.
-          TORCH_CHECK(!op.is_out[size_t(written)] || !op.handle.hasTag(at::Tag::generated),
-                      "Expected out tensor to have dtype ", functional[i].dtype, ", but got ", output.shape.dtype,
-                      " instead");
-          TORCH_CHECK(c10::canCast(functional[i].dtype, output.shape.dtype), "result type ", functional[i].dtype,
-                      " can't be cast to the desired output type ", output.shape.dtype);
+          check_written_dtype(op, written, functional[i].dtype, output.shape.dtype);
           output.shape.dtype = functional[i].dtype;
           output.through_temporary = true;
         }

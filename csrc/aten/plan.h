@@ -56,7 +56,7 @@ struct Plan {
   int prepared = 0;                       // number of prepared_tensor patches
   bool packed = false;                    // every tensor was made contiguous, after the kernel refused it as it was
   bool may_overlap = false;               // written and read arguments may share memory: look before running
-  std::string error;                      // for Kind::error
+  std::string error;                      // for Kind::error, and for Kind::cpu in strict mode
   std::unique_ptr<BoundProgram> program;  // for Kind::composed
   std::vector<at::Tensor> constants;      // of the program, on the device
   bool fast = false;                      // may run without boxing: see fast_route.cpp
@@ -75,6 +75,9 @@ struct BuiltPlan {
 };
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
                      const Refused& refused, bool announce, bool pack = false, bool compose = true);
+
+// What PyTorch refuses to write to argument `position`: raises, if a result of `result` cannot become `target`.
+void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target);
 
 // The calling thread's plan for a signature, or NULL. It stays valid until the thread makes another call.
 const Plan* find_plan(const Signature& signature);

@@ -127,7 +127,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
         if (patch.floating) {
           value.v.d = number.toDouble();
         } else {
-          value.v.i = number.isBoolean() ? int64_t(number.toBool()) : number.toLong();
+          value.v.i = whole_number(number);
         }
         break;
       }

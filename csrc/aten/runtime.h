@@ -124,6 +124,11 @@ auto guarded(F&& body) -> decltype(body()) {
 c10::Allocator* device_allocator();
 CachingAllocator::Block* block_of(const c10::DataPtr& ptr);
 
+// A number that is no floating one.
+inline int64_t whole_number(const c10::Scalar& number) {
+  return number.isBoolean() ? int64_t(number.toBool()) : number.toLong();
+}
+
 int32_t to_uba_dtype(c10::ScalarType type);  // 0 when the ABI has no such dtype
 std::optional<c10::ScalarType> from_uba_dtype(int32_t dtype);
 

@@ -94,34 +94,32 @@ void read_value(const OpState& op, const c10::IValue& value, Signature& out) {
   }
 }
 
+// Argument `position`, of which only that may be part of the signature which decisions and programs look at.
+void read_argument(const OpState& op, size_t position, const c10::IValue& value, Signature& out) {
+  if (op.patched[position] == OpState::by_value || value.isTensor()) {
+    read_value(op, value, out);
+  } else if (op.patched[position] == OpState::by_default && value == op.defaults[position]) {
+    out.words.push_back(kDefault);
+  } else if (value.isList()) {
+    const auto elements = value.toListRef();
+    uint64_t kinds = 0;
+    for (const c10::IValue& element : elements) kinds |= element.isDouble() ? 1 : element.isInt() ? 2 : 4;
+    out.words.push_back(kList | uint64_t(elements.size()) << 8 | kinds << 56);
+  } else {
+    // Only what kind of number it is matters: promotion looks at that.
+    out.words.push_back(value.isDouble() ? kDouble
+                        : value.isInt()  ? kInt
+                        : value.isBool() ? kBool
+                        : value.isNone() ? kNone
+                                         : kOther);
+  }
+}
+
 }  // namespace
 
 void read_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out) {
   out.words.push_back(signature_head(op));
-  for (size_t i = 0; i < args.size(); i++) {
-    const c10::IValue& value = args[i];
-    if (op.patched[i] == OpState::by_default && value == op.defaults[i]) {
-      out.words.push_back(kDefault);
-      continue;
-    }
-    if (op.patched[i] && value.isList()) {
-      const auto elements = value.toListRef();
-      uint64_t kinds = 0;
-      for (const c10::IValue& element : elements) kinds |= element.isDouble() ? 1 : element.isInt() ? 2 : 4;
-      out.words.push_back(kList | uint64_t(elements.size()) << 8 | kinds << 56);
-      continue;
-    }
-    if (op.patched[i] && !value.isTensor()) {
-      // Only what kind of number it is matters: promotion looks at that.
-      out.words.push_back(value.isDouble() ? kDouble
-                          : value.isInt()  ? kInt
-                          : value.isBool() ? kBool
-                          : value.isNone() ? kNone
-                                           : kOther);
-      continue;
-    }
-    read_value(op, value, out);
-  }
+  for (size_t i = 0; i < args.size(); i++) read_argument(op, i, args[i], out);
 }
 
 bool read_generic_signature(const OpState& op, at::ArrayRef<c10::IValue> args, Signature& out) {
@@ -131,13 +129,7 @@ bool read_generic_signature(const OpState& op, at::ArrayRef<c10::IValue> args, S
     const c10::IValue& value = args[i];
     if (!value.isTensor() || !value.toTensor().defined()) {
       if (value.isTensorList()) return false;
-      if (op.patched[i] == OpState::by_default && value == op.defaults[i]) {
-        words.push_back(kDefault);
-      } else if (op.patched[i]) {
-        words.push_back(value.isDouble() ? kDouble : value.isInt() ? kInt : value.isBool() ? kBool : kNone);
-      } else {
-        read_value(op, value, out);
-      }
+      read_argument(op, i, value, out);
       continue;
     }
     const at::Tensor& tensor = value.toTensor();

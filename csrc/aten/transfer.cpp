@@ -310,7 +310,7 @@ void fill_tensor(const at::Tensor& whole, const c10::Scalar& value) {
     number.v.d = value.toDouble();
   } else if (expressible) {
     number.kind = UBA_INT;
-    number.v.i = value.isBoolean() ? int64_t(value.toBool()) : value.toLong();
+    number.v.i = whole_number(value);
   }
   const Merged merged = merge_dims(tensor, tensor);
   view.rank = int32_t(merged.sizes.size());

@@ -106,6 +106,13 @@ void evaluate_numbers(const Program& program, const std::function<Number(int, in
   }
 }
 
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
+  return strides;
+}
+
 Program resized(const Program& program, const std::vector<std::vector<int64_t>>& input_sizes) {
   std::vector<int64_t> common;
   for (const std::vector<int64_t>& sizes : input_sizes) {
@@ -115,21 +122,15 @@ Program resized(const Program& program, const std::vector<std::vector<int64_t>>&
       if (sizes[d] != 1) size = sizes[d];
     }
   }
-  auto row_major = [](const std::vector<int64_t>& sizes) {
-    std::vector<int64_t> strides(sizes.size());
-    int64_t step = 1;
-    for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
-    return strides;
-  };
   Program made = program;
   for (ProgramValue& value : made.values) {
     value.sizes = common;
-    value.strides = row_major(common);
+    value.strides = row_major_strides(common);
   }
   for (size_t i = 0; i < program.inputs.size(); i++) {
     ProgramValue& input = made.values[size_t(program.inputs[i].value)];
     input.sizes = input_sizes[i];
-    input.strides = row_major(input.sizes);
+    input.strides = row_major_strides(input.sizes);
   }
   for (ProgramValue& value : made.values) {
     const ProgramValue& base = made.values[size_t(value.base)];

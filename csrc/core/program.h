@@ -94,6 +94,8 @@ struct Program {
   bool pointwise = false;
 };
 
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes);
+
 // A pointwise program for inputs of other sizes, with the same ranks and the same dimensions broadcast.
 Program resized(const Program& program, const std::vector<std::vector<int64_t>>& input_sizes);
 

@@ -9,11 +9,12 @@ namespace torchfl {
 
 namespace {
 
-std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t step = 1;
-  for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
-  return strides;
+// A copy that stays where it is while `arrays` grows.
+template <class T>
+const T* keep(std::vector<std::unique_ptr<T[]>>& arrays, const std::vector<T>& values) {
+  arrays.push_back(std::make_unique<T[]>(std::max<size_t>(values.size(), 1)));
+  std::copy(values.begin(), values.end(), arrays.back().get());
+  return arrays.back().get();
 }
 
 // Whether the strides fill the memory from first to last element without overlap.
@@ -74,7 +75,7 @@ class Binder {
     ProgramValue value;
     value.dtype = like.dtype;
     value.sizes = like.sizes;
-    value.strides = contiguous_strides(like.sizes);
+    value.strides = row_major_strides(like.sizes);
     value.base = int(values_.size());
     values_.push_back(value);
     storage_of_.push_back(
@@ -97,8 +98,7 @@ class Binder {
       const int index = int(bound_->outputs_.size());
       bound_->result_of_.push_back(index);
       const bool is_dense = dense(value);
-      bound_->outputs_.push_back(
-          {value.dtype, value.sizes, is_dense ? value.strides : contiguous_strides(value.sizes)});
+      bound_->outputs_.push_back({value.dtype, value.sizes, is_dense ? value.strides : row_major_strides(value.sizes)});
       const uint64_t bytes = uint64_t(value.extent()) * uint64_t(dtype_size(value.dtype));
       const ProgramValue& base = values_[size_t(value.base)];
       const bool whole = value.offset == 0 && uint64_t(base.extent()) * uint64_t(dtype_size(base.dtype)) == bytes;
@@ -147,16 +147,10 @@ class Binder {
   void put(Step& step, int slot, int id) {
     const ProgramValue& value = values_[size_t(id)];
     uba_tensor& tensor = step.tensors[size_t(slot)];
-    auto keep = [&](const std::vector<int64_t>& list) {
-      auto array = std::make_unique<int64_t[]>(std::max<size_t>(list.size(), 1));
-      std::copy(list.begin(), list.end(), array.get());
-      step.integers.push_back(std::move(array));
-      return step.integers.back().get();
-    };
     tensor.dtype = value.dtype;
     tensor.rank = int32_t(value.sizes.size());
-    tensor.sizes = keep(value.sizes);
-    tensor.strides = keep(value.strides);
+    tensor.sizes = keep(step.integers, value.sizes);
+    tensor.strides = keep(step.integers, value.strides);
     const int storage = storage_of(id);
     step.places.push_back({slot, storage, uint64_t(value.offset) * uint64_t(dtype_size(value.dtype))});
     Storage& touched = bound_->storages_[size_t(storage)];
@@ -287,24 +281,16 @@ class Binder {
         value.kind = UBA_STRING;
         value.v.str = arg.text.c_str();  // the program's, until the step's own is linked
         break;
-      case Kind::integers: {
-        auto array = std::make_unique<int64_t[]>(std::max<size_t>(arg.integers.size(), 1));
-        std::copy(arg.integers.begin(), arg.integers.end(), array.get());
+      case Kind::integers:
         value.kind = UBA_INT_LIST;
         value.count = uint32_t(arg.integers.size());
-        value.v.ints = array.get();
-        step.integers.push_back(std::move(array));
+        value.v.ints = keep(step.integers, arg.integers);
         break;
-      }
-      case Kind::reals: {
-        auto array = std::make_unique<double[]>(std::max<size_t>(arg.reals.size(), 1));
-        std::copy(arg.reals.begin(), arg.reals.end(), array.get());
+      case Kind::reals:
         value.kind = UBA_DOUBLE_LIST;
         value.count = uint32_t(arg.reals.size());
-        value.v.doubles = array.get();
-        step.reals.push_back(std::move(array));
+        value.v.doubles = keep(step.reals, arg.reals);
         break;
-      }
       case Kind::value:
         value.kind = UBA_TENSOR;
         value.v.tensor = tensors;

@@ -152,20 +152,14 @@ def _op_rows(descriptor: Descriptor, op: model.Op, index: int) -> Iterable[dict[
 
 
 def _instruction_row(descriptor: Descriptor, entry: model.Instruction, index: int) -> dict[str, Any]:
-    target, at = f"{opnames.INSTRUCTION}::{entry.op}", f"instructions[{index}]"
+    target = f"{opnames.INSTRUCTION}::{entry.op}"
     return {
         "op": target,
         "overload": None,
         "declared": entry.op,
         "kernel": str(entry.kernel).replace("{op}", entry.op),
-        "dtypes": _dtypes(entry.dtypes, descriptor.model, opnames.arguments(target)),
-        "layouts": list(entry.layouts or []),
-        "where": _where(entry),
-        "why": entry.why or "",
-        "cost": _cost(entry.cost),
         "path": 0,
-        "file": descriptor.resolve_file(descriptor.origins[at].file),
-        "line": descriptor.origins[at].line,
+        **_conditions(descriptor, entry, f"instructions[{index}]", opnames.arguments(target)),
     }
 
 
@@ -174,13 +168,20 @@ def _fusion(descriptor: Descriptor, fusion: model.Fusion, index: int) -> dict[st
         "name": fusion.name,
         "ops": list(fusion.ops),
         "kernel": fusion.kernel,
-        "dtypes": _dtypes(fusion.dtypes, descriptor.model),
-        "layouts": list(fusion.layouts or []),
-        "where": _where(fusion),
-        "why": fusion.why or "",
-        "cost": _cost(fusion.cost),
-        "file": descriptor.resolve_file(descriptor.origins[f"fusions[{index}]"].file),
-        "line": descriptor.origins[f"fusions[{index}]"].line,
+        **_conditions(descriptor, fusion, f"fusions[{index}]"),
+    }
+
+
+def _conditions(descriptor: Descriptor, entry: model.Conditions, at: str, known: Iterable[str] = ()) -> dict[str, Any]:
+    """When the kernel of an entry without paths may be used, what it costs, and where that is written."""
+    return {
+        "dtypes": _dtypes(entry.dtypes, descriptor.model, known),
+        "layouts": list(entry.layouts or []),
+        "where": _where(entry),
+        "why": entry.why or "",
+        "cost": _cost(entry.cost),
+        "file": descriptor.resolve_file(descriptor.origins[at].file),
+        "line": descriptor.origins[at].line,
     }
 
 

@@ -16,28 +16,27 @@ Function = Callable[..., Any]
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def own(*names: str) -> Callable[[Function], Function]:
-    """For "gelu", "lerp.Scalar", ...: names that this PyTorch lacks are passed over."""
+def _into(table: dict[Any, Any], names: tuple[str, ...]) -> Callable[[Function], Function]:
+    """Names that this PyTorch lacks are passed over."""
 
     def register(f: Function) -> Function:
         for name in names:
             op = overload(name)
             if op is not None:
-                OWN[op] = f
+                table[op] = f
         return f
 
     return register
+
+
+def own(*names: str) -> Callable[[Function], Function]:
+    """For "gelu", "lerp.Scalar", ...: what the operator is made of."""
+    return _into(OWN, names)
 
 
 def in_place(*names: str) -> Callable[[Function], Function]:
-    def register(f: Function) -> Function:
-        for name in names:
-            op = overload(name)
-            if op is not None:
-                INPLACE[op] = f
-        return f
-
-    return register
+    """For operators that exist in place only: what gives the new value of their first argument."""
+    return _into(INPLACE, names)
 
 
 def wide(f: Function) -> Function:
