@@ -7,7 +7,8 @@ Three figures, each a median over interleaved rounds (benchmarks/rounds.py):
 
 native_over_cpu          a 4-element float32 add, submitted back to back from Python: npu_v3 / stock CPU
 native_over_handwritten  the same add, called from C++: our route minus a handwritten kernel (handwritten.cpp), in us
-fallback_over_stock      a 4-element int16 add, which npu_v3 does not have: our CPU route / at::native::cpu_fallback
+fallback_over_stock      a 4-element int16 add on the same chip with a descriptor that sends it to the CPU:
+                         our CPU route / at::native::cpu_fallback
 
 The handwritten kernel is compiled at the first run (about a minute) into build/benchmarks and kept there.
 """
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 import time
 from itertools import repeat
 from pathlib import Path
@@ -33,7 +36,6 @@ LARGE = 1 << 20
 
 def compile_handwritten() -> Any:
     """The extension beside this file, compiled against the SDK that the engine runs on."""
-    import os
 
     from torch.utils import cpp_extension
 
@@ -54,21 +56,40 @@ def compile_handwritten() -> Any:
     )
 
 
+def load_uncomposing(chip: str) -> str:
+    """The same chip with a descriptor that has its add for float32 alone and composes nothing. Returns its device."""
+    import torchfl
+    from torchfl._engine import shipped_chips
+
+    name = f"{chip}_uncomposing"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.yaml"
+        path.write_text(
+            f"hcd: 1\nextends: {os.path.relpath(shipped_chips()[chip], folder)}\n"
+            f"chip: {{name: {name}, device_type: {name}}}\nfallback: {{default: cpu}}\n"
+            f"ops: [{{op: aten::add, kernel: {chip}_add, dtypes: [float32]}}]\n"
+        )
+        torchfl.load(path)
+    return f"{name}:0"
+
+
 def measure(device_name: str, turns: int, calls: int) -> tuple[measuring.Rounds, dict[str, Any]]:
     """All variants in one run. Returns the rounds and facts about the paths that were really taken."""
     import torch
 
     import torchfl
 
-    torchfl.load(device_name.split(":")[0])
+    chip = device_name.split(":")[0]
+    torchfl.load(chip)
+    elsewhere = load_uncomposing(chip)
     device = torch.device(device_name)
     handwritten = compile_handwritten()
     add, synchronize = torch.add, torch.accelerator.synchronize
 
     a_cpu, b_cpu = torch.rand(4), torch.rand(4)
     a, b = a_cpu.to(device), b_cpu.to(device)
-    absent = [torch.arange(4, dtype=torch.int16).to(device) for _ in range(2)]
-    large = [torch.arange(LARGE).to(torch.int16).to(device) for _ in range(2)]
+    absent = [torch.arange(4, dtype=torch.int16).to(elsewhere) for _ in range(2)]
+    large = [torch.arange(LARGE).to(torch.int16).to(elsewhere) for _ in range(2)]
 
     expected = a_cpu + b_cpu
     for name in ("add", "add_lean"):
