@@ -327,7 +327,7 @@ static uba_status fill_strided(void *d, void *s, const uba_tensor *to, const uba
 static const uba_device_api device_api = {
     UBA_HEADER(uba_device_api), properties, alloc, release, copy, fill, synchronize, copy_strided, fill_strided, stream_create,
     stream_destroy, stream_query, event_create, event_destroy, event_record, event_wait, event_query,
-    event_synchronize, event_elapsed, NULL, NULL, peer, memory_info, state};
+    event_synchronize, event_elapsed, .peer_copy = peer, .memory_info = memory_info, .telemetry = state};
 
 static uba_status device_count(int32_t *count) { return report(npu_device_count(count)); }
 static uba_status device_open(int32_t index, void **device) {

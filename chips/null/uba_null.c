@@ -2,7 +2,7 @@
  *
  * Contract: every kernel succeeds at once and leaves its results as the memory was; copies of plain bytes are real. What
  * is measured with it is the host, not a chip. With NULL_RECORD=FILE in the environment each kernel call is a line there:
- * kernel, operator, then dtype and sizes of each tensor, results after "->". Memory is the host's own. The names of
+ * kernel, operator, then dtype and sizes of each tensor, results after "->"; a program is one line. Memory is the host's own. The names of
  * the kernels are those of the descriptor's rows, which the build puts into null_names.h. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,8 +50,20 @@ static uba_status fill(void *d, void *s, void *p, uint64_t bytes, int32_t value)
 static uba_status synchronize(void *d, void *s) { return (void)d, (void)s, UBA_OK; }
 static uba_status copy_nd(void *d, void *s, const uba_tensor *a, const uba_tensor *b) { return (void)d, (void)s, (void)a, (void)b, UBA_OK; }
 static uba_status fill_nd(void *d, void *s, const uba_tensor *a, const uba_value *v) { return (void)d, (void)s, (void)a, (void)v, UBA_OK; }
+/* Programs are taken whole, whatever they hold: one line for each run. */
+static uba_status program_compile(void *d, const uba_program *program, void **compiled) {
+  size_t room = strlen(program->op) + 32;
+  if (!(*compiled = malloc(room))) return UBA_OUT_OF_MEMORY;
+  return snprintf(*compiled, room, "%s %lld steps", program->op, (long long)program->step_count), (void)d, UBA_OK;
+}
+static uba_status program_run(void *d, void *compiled, const uba_run *r) {
+  if (record) fprintf(record, "program %s\n", (char *)compiled), fflush(record);
+  return (void)d, (void)r, UBA_OK;
+}
+static uba_status program_release(void *d, void *compiled) { return (void)d, free(compiled), UBA_OK; }
 static const uba_device_api device_api = {UBA_HEADER(uba_device_api), properties, alloc, release, copy, fill, synchronize,
-                                          .copy_nd = copy_nd, .fill_nd = fill_nd};
+                                          .copy_nd = copy_nd, .fill_nd = fill_nd, .program_compile = program_compile,
+                                          .program_run = program_run, .program_release = program_release};
 
 static uba_status device_count(int32_t *count) { return *count = 1, UBA_OK; }
 static uba_status device_open(int32_t index, void **device) {

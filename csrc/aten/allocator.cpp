@@ -5,6 +5,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "kept.h"
 #include "runtime.h"
 
 namespace torchfl {
@@ -31,8 +32,15 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
     const c10::Device device(kDevice, c10::DeviceIndex(index));
     if (bytes == 0) return c10::DataPtr(nullptr, device);
     DeviceEntry& entry = runtime::device(index);
-    CachingAllocator::Block* block =
-        guarded([&] { return entry.allocator->allocate(bytes, runtime::current_stream(index)); });
+    CachingAllocator::Block* block = guarded([&] {
+      try {
+        return entry.allocator->allocate(bytes, runtime::current_stream(index));
+      } catch (const Error& error) {
+        // What was only kept in case it is needed again goes first.
+        if (error.kind != ErrorKind::out_of_memory || !drop_kept(index)) throw;
+        return entry.allocator->allocate(bytes, runtime::current_stream(index));
+      }
+    });
     block->owner = entry.allocator.get();
     return c10::DataPtr(block->ptr, block, &release_block, device);
   }
@@ -46,6 +54,7 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {
     for (int i = 0; i < runtime::device_count(); i++) {
       DeviceEntry& entry = runtime::device_unopened(i);
+      drop_kept(i);
       if (entry.opened && !entry.device->lost()) guarded([&] { entry.allocator->empty_cache(); });
     }
   }

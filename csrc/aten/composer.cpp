@@ -68,7 +68,10 @@ std::unique_ptr<BoundProgram> bind_here(const Composed& composed, const OpState&
   context.alignment = chip.chip.alignment;
   context.misaligned = &misaligned;
   context.schema = &schema_of;
-  return BoundProgram::bind(composed.program, context, why);
+  auto bound = BoundProgram::bind(composed.program, context, why);
+  // Explaining a call does not open a device for it.
+  if (bound != nullptr && plan.entry->opened) guarded([&] { bound->compile(*plan.entry->device); });
+  return bound;
 }
 
 std::string key_of(const Signature& signature, int device, char kind) {
@@ -320,6 +323,7 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     std::lock_guard<std::mutex> lock(generator.mutex());
     run.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
   }
+  note_written_arguments(op, *stack, base);
   if (!guarded([&] { return bound.run(run); })) {
     TORCH_CHECK(!bound.writes_inputs(), op.display, " on ", entry.label,
                 ": a kernel refused in the middle of a program "

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "hooks.h"
+#include "kept.h"
 #include "router.h"
 #include "transfer.h"
 
@@ -116,6 +117,7 @@ class HostCall {
 
   void write_back() {
     for (const auto& [ours, host] : written_) {
+      note_written(ours);
       if (host.sizes() != ours.sizes()) {
         ours.resize_(host.sizes());  // an out= that the operator resized
       }

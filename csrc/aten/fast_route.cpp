@@ -5,6 +5,7 @@
 // for a small elementwise operator is a fifth of the whole cost.
 #include "fast_route.h"
 
+#include "kept.h"
 #include "plan.h"
 #include "transfer.h"
 
@@ -111,6 +112,7 @@ void in_place(OpState& op, const FastCall& call) {
   for (int i = 1; apart && i < call.tensor_count; i++) {
     apart = !call.tensors[i]->storage().is_alias_of(call.tensors[0]->storage());
   }
+  note_written(*call.tensors[0]);
   if (C10_LIKELY(apart) && C10_LIKELY(run_fast(*plan, call, *call.tensors[0]))) return;
   through_the_stack(op, call);
 }

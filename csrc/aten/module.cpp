@@ -9,6 +9,7 @@
 #include "autocast.h"
 #include "device_names.h"
 #include "hooks.h"
+#include "kept.h"
 #include "module.h"
 #include "router.h"
 #include "transfer.h"
@@ -66,6 +67,7 @@ OpPath op_path_from(const py::dict& row) {
   for (auto item : row["dtypes"].cast<py::dict>()) {
     path.dtypes.emplace_back(item.first.cast<std::string>(), dtype_set(item.second.cast<std::vector<std::string>>()));
   }
+  path.int8_as_uint8 = get<std::string>(row, "int8_as", "") == "uint8";
   path.layouts = get<std::vector<std::string>>(row, "layouts", {});
   for (py::handle condition : row["where"].cast<py::list>())
     path.where.push_back(condition_from(condition.cast<py::dict>()));
@@ -134,6 +136,7 @@ Chip chip_from(const py::dict& lowered) {
   chip.dtypes = dtype_set(lowered["dtypes"].cast<std::vector<std::string>>());
   chip.layouts = get<std::vector<std::string>>(lowered, "layouts", {});
   chip.default_layout = get<std::string>(lowered, "default_layout", "NCHW");
+  chip.bfloat16_emulation = get<bool>(lowered, "bfloat16_emulation", false);
   chip.on_unsupported_dtype = get<std::string>(lowered, "on_unsupported_dtype", "cpu");
   if (lowered.contains("attention") && !lowered["attention"].is_none()) {
     const auto row = lowered["attention"].cast<py::dict>();
@@ -395,6 +398,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_memory_limit", [](int index, uint64_t bytes) { runtime::device(index).allocator->set_limit(bytes); });
   m.def("empty_cache", [](int index) {
     py::gil_scoped_release nogil;
+    drop_kept(index);
     DeviceEntry& entry = runtime::device_unopened(index);
     // A lost device takes nothing back; that is no reason to fail for the others.
     if (entry.opened && !entry.device->lost()) guarded([&] { entry.allocator->empty_cache(); });

@@ -29,6 +29,19 @@ c10::ScalarType dtype_from(std::optional<c10::ScalarType> dtype) {
   return dtype.has_value() ? *dtype : c10::typeMetaToScalarType(c10::get_default_dtype());
 }
 
+// A layout that somebody asks for in so many words is not replaced by another: he may have planned with its speed.
+void check_layout(const Chip& chip, int64_t rank, c10::MemoryFormat format) {
+  const bool planes = format == c10::MemoryFormat::ChannelsLast;
+  if (!planes && format != c10::MemoryFormat::ChannelsLast3d) return;
+  std::string listed;
+  for (const std::string& layout : chip.layouts) {
+    if (layout == (planes ? "NHWC" : "NDHWC")) return;
+    if (int64_t(layout.size()) == rank) listed += (listed.empty() ? "" : ", ") + layout;
+  }
+  TORCH_CHECK(listed.empty(), "Layout ", planes ? "channels_last" : "channels_last_3d", " not supported on ", chip.name,
+              " (supported: ", listed, ")");
+}
+
 at::Tensor empty_memory_format(c10::SymIntArrayRef sym_sizes, std::optional<c10::ScalarType> dtype,
                                std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                                std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
@@ -37,8 +50,13 @@ at::Tensor empty_memory_format(c10::SymIntArrayRef sym_sizes, std::optional<c10:
               runtime::label(index_from(device)), ": only strided tensors can be created, not ", *layout);
   const auto sizes = C10_AS_INTARRAYREF_SLOW(sym_sizes);
   at::detail::check_size_nonnegative(sizes);
-  at::Tensor out = empty_contiguous_on(index_from(device), dtype_from(dtype), sizes);
+  const int index = index_from(device);
+  const Chip& chip = runtime::device_unopened(index).chip->chip;
+  if (!format.has_value() && chip.default_layout.size() == sizes.size() && !is_logical_order(chip.default_layout))
+    return empty_on(index, dtype_from(dtype), sizes, layout_strides(chip.default_layout, sizes.data()));
+  at::Tensor out = empty_contiguous_on(index, dtype_from(dtype), sizes);
   if (format.has_value() && *format != c10::MemoryFormat::Contiguous) {
+    check_layout(chip, out.dim(), *format);
     out.unsafeGetTensorImpl()->empty_tensor_restride(*format);
   }
   return out;

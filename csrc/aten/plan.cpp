@@ -515,9 +515,10 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   }
 
   built.row = decision.row;
-  // A conversion from a dtype that the chip does not have would pass through the host: then the whole call may as well.
+  // A conversion from a dtype that the chip does not have would pass through the host: then the whole call may as well,
+  // unless the descriptor asks for the cast.
   for (const Plan::Patch& patch : plan.patches) {
-    if (patch.source != Plan::Patch::prepared_tensor) continue;
+    if (patch.source != Plan::Patch::prepared_tensor || chip.chip.on_unsupported_dtype == "cast") continue;
     const c10::IValue& arg = args[size_t(patch.arg)];
     const at::Tensor& tensor = patch.element < 0 ? arg.toTensor() : arg.toListRef()[size_t(patch.element)].toTensor();
     if ((chip.chip.dtypes & dtype_bit(to_uba_dtype(tensor.scalar_type()))) == 0) {
@@ -545,16 +546,30 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
       patch.source = Plan::Patch::prepared_tensor;
     }
   };
-  auto prepare = [&](const Transform& transform) {
-    prepare_at(op.kernel_args[size_t(transform.arg)], transform.element, transform.kind == Transform::realign);
-  };
-  for (const Transform& transform : decision.transforms) prepare(transform);
-  if (pack) pack_tensors(op, plan, prepare_at);
-  if (decision.realign_outputs) {
-    for (Plan::Output& output : plan.outputs) {
-      if (output.written_arg >= 0) output.through_temporary = true;
+  for (const Transform& transform : decision.transforms) {
+    if (transform.is_output) {
+      Plan::Output& output = plan.outputs[size_t(transform.arg)];
+      if (output.written_arg < 0) output.result = output.shape;
+      output.through_temporary = output.written_arg >= 0;
+      output.shape.dtype = *from_uba_dtype(transform.dtype);
+      output.shape.sizes.assign(transform.sizes.begin(), transform.sizes.end());
+      output.shape.strides.assign(transform.strides.begin(), transform.strides.end());
+      continue;
+    }
+    const int position = op.kernel_args[size_t(transform.arg)];
+    prepare_at(position, transform.element, true);
+    for (Plan::Patch& patch : plan.patches) {
+      if (patch.source != Plan::Patch::prepared_tensor || patch.arg != position) continue;
+      if (patch.element >= 0 && patch.element != transform.element) continue;
+      uba_tensor& slot = plan.tensors[size_t(patch.tensor)];
+      patch.dtype = *from_uba_dtype(transform.dtype);
+      patch.padded = (transform.why & Transform::padded) != 0;
+      slot.dtype = transform.dtype;
+      slot.sizes = build.keep(transform.sizes);
+      slot.strides = build.keep(transform.strides);
     }
   }
+  if (pack) pack_tensors(op, plan, prepare_at);
   for (Plan::Output& output : plan.outputs) {
     // Overlapping targets cannot be written in parallel; PyTorch's shape check has refused the in-place ones.
     if (output.written_arg >= 0 && !output.through_temporary &&
@@ -606,14 +621,17 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     const Plan::Output& output = plan.outputs[0];
     plan.output_dtype = to_uba_dtype(output.shape.dtype);
     plan.fast = plan.kind == Plan::Kind::kernel && plan.output_dtype != 0 && !output.through_temporary &&
-                plan.prepared == 0 && plan.tensors.size() <= 3 && plan.values.size() <= 4;
+                output.result.dtype == c10::ScalarType::Undefined && plan.prepared == 0 && plan.tensors.size() <= 3 && plan.values.size() <= 4;
     for (const Plan::Patch& patch : plan.patches) {
       plan.fast &= patch.element < 0 && patch.source != Plan::Patch::host_number;
     }
     // A number that conditions look at is part of the boxed signature only.
     for (size_t i = 0; i < op.arg_count; i++) plan.fast &= op.scales[i] == op.patched[i];
   }
-  plan.counters = &stats::counters(plan.entry->label, op.display, "native", row.kernel, "");
+  bool created = false;
+  plan.counters = &stats::counters(plan.entry->label, op.display, "native", row.kernel, decision.reason, &created);
+  if (announce && created && !decision.reason.empty())
+    stats::log(0, op.display + " on " + plan.entry->label + " runs on the chip after a conversion: " + decision.reason);
   if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());
   return built;
 }

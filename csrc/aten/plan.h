@@ -41,12 +41,14 @@ struct Plan {
     int32_t tensor;   // index in `tensors` (tensors)
     enum Source : uint8_t { tensor_address, prepared_tensor, number, host_number } source;
     bool floating;          // numbers: as UBA_DOUBLE, else UBA_INT
+    bool padded;            // prepared: larger than the tensor, with zeros at the end of its dimensions
     c10::ScalarType dtype;  // prepared: what it is converted to
   };
   std::vector<Patch> patches;
 
   struct Output {
-    OutputShape shape;  // of what the kernel writes
+    OutputShape shape;   // of what the kernel writes
+    OutputShape result;  // of what the caller gets, where that is another tensor; else its dtype is Undefined
     size_t bytes = 0;
     bool contiguous = false;
     int written_arg = -1;            // >= 0: the argument (in place or out=) that receives it
@@ -78,6 +80,9 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
 
 // What PyTorch refuses to write to argument `position`: raises, if a result of `result` cannot become `target`.
 void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target);
+
+// Stand-ins that were kept of the arguments that this call writes are of no use any more (kept.h).
+void note_written_arguments(const OpState& op, const torch::jit::Stack& stack, size_t base);
 
 // The calling thread's plan for a signature, or NULL. It stays valid until the thread makes another call.
 const Plan* find_plan(const Signature& signature);

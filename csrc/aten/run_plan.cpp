@@ -2,6 +2,8 @@
 #include <ATen/MemoryOverlap.h>
 
 #include "aten_handlers.h"
+#include "conversion.h"
+#include "kept.h"
 #include "plan.h"
 #include "transfer.h"
 
@@ -40,6 +42,33 @@ bool overlaps(const OpState& op, const Plan& plan, const torch::jit::Stack& stac
     }
   }
   return false;
+}
+
+// What the kernel is given for an argument that it cannot take as it is.
+at::Tensor stand_in_for(const at::Tensor& tensor, const Plan& plan, const Plan::Patch& patch, const uba_tensor& slot,
+                        bool written) {
+  const c10::IntArrayRef sizes(slot.sizes, size_t(slot.rank)), strides(slot.strides, size_t(slot.rank));
+  const StandInForm form{patch.dtype, sizes, strides};
+  void* stream = runtime::current_stream(plan.device);
+  if (!written) {
+    at::Tensor kept = find_kept(tensor, form, stream);
+    if (kept.defined()) return kept;
+  }
+  at::Tensor made = empty_on(plan.device, patch.dtype, sizes, strides);
+  at::Tensor filled = made;
+  if (C10_UNLIKELY(patch.padded)) {
+    fill_tensor(made, 0);
+    filled = made.as_strided(tensor.sizes(), strides);
+  }
+  convert_on_device(filled, tensor);
+  if (!written) keep(tensor, form, stream, made);
+  return made;
+}
+
+// Puts what the kernel wrote where it belongs: `written` may be longer, in another order, and of another dtype.
+void deliver(const at::Tensor& target, const at::Tensor& written) {
+  const bool longer = written.sizes() != target.sizes();
+  convert_on_device(target, longer ? written.as_strided(target.sizes(), written.strides()) : written);
 }
 
 bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t base,
@@ -93,6 +122,18 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
 
 }  // namespace
 
+void note_written_arguments(const OpState& op, const torch::jit::Stack& stack, size_t base) {
+  if (C10_LIKELY(kept::g_count.load(std::memory_order_relaxed) == 0)) return;
+  auto note = [&](int position) {
+    const c10::IValue& value = stack[base + size_t(position)];
+    if (value.isTensor()) note_written(value.toTensor());
+    if (!value.isTensorList()) return;
+    for (const c10::IValue& element : value.toListRef()) note_written(element.toTensor());
+  };
+  for (int position : op.written) note(position);
+  for (int position : op.hidden_writes) note(position);
+}
+
 bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   const size_t base = stack->size() - op.arg_count;
   DeviceEntry& entry = runtime::device(plan.device);
@@ -112,10 +153,9 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
       }
       case Plan::Patch::prepared_tensor: {
         uba_tensor& slot = tensors[size_t(patch.tensor)];
-        const c10::IntArrayRef sizes(slot.sizes, size_t(slot.rank)), strides(slot.strides, size_t(slot.rank));
         if (prepared.empty()) prepared.reserve(size_t(plan.prepared));
-        prepared.push_back(empty_on(plan.device, patch.dtype, sizes, strides));
-        copy_on_device(prepared.back(), tensor_at(*stack, base, patch));
+        prepared.push_back(
+            stand_in_for(tensor_at(*stack, base, patch), plan, patch, slot, op.writes(patch.arg)));
         slot.data = const_cast<void*>(prepared.back().storage().data());
         slot.byte_offset = 0;
         break;
@@ -134,6 +174,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     }
   }
   if (C10_UNLIKELY(plan.kind == Plan::Kind::handler)) {
+    note_written_arguments(op, *stack, base);
     if (run_handler(plan, op, stack, base, prepared)) return true;
     plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
     return false;
@@ -146,7 +187,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
 
   c10::SmallVector<at::Tensor, 4> results;
   c10::SmallVector<uba_tensor, 4> outputs;
-  bool copy_back = false;
+  bool copy_back = false, stands_in = false;
   for (const Plan::Output& output : plan.outputs) {
     uba_tensor view{};
     if (output.shape.dtype == c10::ScalarType::Undefined) {
@@ -162,6 +203,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
         results.push_back(new_output(plan, output));
         copy_back |= output.written_arg >= 0;
       }
+      stands_in |= output.result.dtype != c10::ScalarType::Undefined;
       const at::Tensor& result = results.back();
       view.data = const_cast<void*>(result.storage().data());
       view.byte_offset = uint64_t(result.storage_offset()) * result.itemsize();
@@ -181,6 +223,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   call.arg_count = int32_t(values.size());
   call.output_count = int32_t(outputs.size());
   call.stream = runtime::current_stream(plan.device);
+  note_written_arguments(op, *stack, base);
   uba_status status;
   try {
     status = entry.device->run(plan.run, call, plan.tag, plan.kernel_name);
@@ -197,12 +240,18 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     return false;
   }
 
-  if (C10_UNLIKELY(copy_back)) {
+  if (C10_UNLIKELY(copy_back || stands_in)) {
     for (size_t i = 0; i < plan.outputs.size(); i++) {
       const int written = plan.outputs[i].written_arg;
+      const OutputShape& wanted = plan.outputs[i].result;
+      if (wanted.dtype != c10::ScalarType::Undefined) {
+        const at::Tensor result = empty_on(plan.device, wanted.dtype, wanted.sizes, wanted.strides);
+        deliver(result, results[i]);
+        results[i] = result;
+      }
       if (written < 0) continue;
       const at::Tensor& target = (*stack)[base + size_t(written)].toTensor();
-      if (!results[i].is_same(target)) copy_tensor(target, results[i], true);
+      if (!results[i].is_same(target)) deliver(target, results[i]);
       results[i] = target;
     }
   }

@@ -5,6 +5,8 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/safe_numerics.h>
 
+#include "kept.h"
+
 namespace torchfl {
 
 TransferCounters g_transfers;
@@ -266,6 +268,7 @@ void copy_on_device(const at::Tensor& dst, const at::Tensor& src) {
 void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
   if (dst.numel() == 0) return;
   at::assert_no_internal_overlap(dst);
+  if (dst.device().type() == kDevice) note_written(dst);
   at::Tensor to = dst, from = src;
   const bool conjugate = dst.is_conj() != src.is_conj();
   const bool negate = dst.is_neg() != src.is_neg();
@@ -295,6 +298,7 @@ void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking
 
 void fill_tensor(const at::Tensor& whole, const c10::Scalar& value) {
   if (whole.numel() == 0) return;
+  note_written(whole);
   at::Tensor tensor = whole;
   for (int64_t d = 0; d < whole.dim(); d++) {
     // Elements that share an address need to be written once.

@@ -217,6 +217,9 @@ void check_groups(const uba_device_api& api, const std::string& where) {
        {"event_synchronize", api.event_synchronize != nullptr},
        {"event_elapsed", api.event_elapsed != nullptr}},
       {{"map_host", api.map_host != nullptr}, {"unmap_host", api.unmap_host != nullptr}},
+      {{"program_compile", api.program_compile != nullptr},
+       {"program_run", api.program_run != nullptr},
+       {"program_release", api.program_release != nullptr}},
   };
   for (const std::vector<Member>& group : groups) {
     std::vector<std::string> set, unset;

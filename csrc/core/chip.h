@@ -37,6 +37,7 @@ struct OpPath {
   std::string declared;                                  // as the descriptor's author wrote it: "aten::matmul"
   std::string kernel;                                    // name in the adapter's table, or of an ATen-style handler
   std::vector<std::pair<std::string, DtypeSet>> dtypes;  // by argument name; "*" = every other tensor argument
+  bool int8_as_uint8 = false;                            // int8 is handed over as uint8 with zero point 128
   std::vector<std::string> layouts;                      // empty = any strides
   std::vector<Condition> where;
   std::string why;
@@ -60,8 +61,9 @@ struct Chip {
   int64_t max_rank = 0, max_batch = 0, max_sequence = 0;  // 0 = no limit
   bool unified = false;
   DtypeSet dtypes = 0;  // what it computes in
-  std::vector<std::string> layouts;
-  std::string default_layout;
+  std::vector<std::string> layouts;     // that some unit computes in; empty = the descriptor does not say
+  std::string default_layout;           // of new tensors of its rank
+  bool bfloat16_emulation = false;      // bfloat16 is computed in float16 and truncated
   std::string on_unsupported_dtype;  // cpu, cast, error
   std::optional<Attention> attention;
   std::vector<OpPath> ops;       // declared order

@@ -210,6 +210,17 @@ double Device::event_elapsed(void* start, void* end) {
   return milliseconds;
 }
 
+void* Device::program_compile(const uba_program& program) {
+  ready();
+  void* compiled = nullptr;
+  return supported(api_.program_compile(handle_, &program, &compiled), "program_compile") ? compiled : nullptr;
+}
+
+void Device::program_release(void* compiled) noexcept {
+  // A lost device has nothing to give back, and in a forked child nothing of it is ours.
+  if (state_.load() == 0) (void)api_.program_release(handle_, compiled);
+}
+
 bool Device::can_map_host() const { return api_.map_host != nullptr; }
 
 void* Device::map_host(void* host, uint64_t bytes) {

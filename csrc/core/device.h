@@ -67,6 +67,14 @@ class Device {
     return status;
   }
 
+  bool has_programs() const { return api_.program_compile != nullptr; }
+  void* program_compile(const uba_program& program);  // NULL: not supported
+  void program_run(void* compiled, const uba_run& run) {
+    ready();
+    check(api_.program_run(handle_, compiled, &run), "program_run");
+  }
+  void program_release(void* compiled) noexcept;
+
   bool lost() const { return (state_.load() & 1) != 0; }
   std::string lost_reason() const;
   // Called in a forked child: from now on every call throws, saying that a device cannot be used after fork.

@@ -72,6 +72,25 @@ bool layout_matches(const uba_tensor& tensor, const std::string& layout) {
   return dimension == tensor.rank && dense_in_order(tensor, order);
 }
 
+bool is_logical_order(const std::string& layout) {
+  const std::string order = kLetters;
+  return std::is_sorted(layout.begin(), layout.end(), [&](char a, char b) { return order.find(a) < order.find(b); });
+}
+
+std::vector<int64_t> layout_strides(const std::string& layout, const int64_t* sizes) {
+  std::string logical = layout;  // the letters in the order of the dimensions
+  const std::string order = kLetters;
+  std::sort(logical.begin(), logical.end(), [&](char a, char b) { return order.find(a) < order.find(b); });
+  std::vector<int64_t> strides(layout.size());
+  int64_t step = 1;
+  for (size_t place = layout.size(); place-- > 0;) {
+    const size_t dimension = logical.find(layout[place]);
+    strides[dimension] = step;
+    step *= std::max<int64_t>(sizes[dimension], 1);
+  }
+  return strides;
+}
+
 std::string layout_name(const uba_tensor& tensor) {
   const std::string letters = letters_of_rank(tensor.rank);
   if (is_contiguous(tensor)) return letters.empty() ? "contiguous" : letters;

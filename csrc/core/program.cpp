@@ -1,4 +1,4 @@
-// program.cpp: see program.h. Numbers, and the run of a bound program.
+// program.cpp: see program.h. Numbers, and programs for other sizes.
 #include "program.h"
 
 #include <algorithm>
@@ -143,57 +143,6 @@ Program resized(const Program& program, const std::vector<std::vector<int64_t>>&
     }
   }
   return made;
-}
-
-std::vector<std::string> BoundProgram::kernels() const {
-  std::vector<std::string> names;
-  for (const Step& step : steps_) names.push_back(step.kernel != nullptr ? step.kernel : "copy_nd");
-  return names;
-}
-
-bool BoundProgram::run(const Run& run) {
-  for (Step& step : steps_) {
-    for (const Place& place : step.places) {
-      const Storage& storage = storages_[size_t(place.storage)];
-      uba_tensor& tensor = step.tensors[size_t(place.tensor)];
-      if (storage.kind == Storage::scratch) {
-        tensor.data = run.scratch;
-        tensor.byte_offset = storage.offset + place.bytes;
-      } else {
-        const Address& address = (storage.kind == Storage::input ? run.inputs : run.outputs)[size_t(storage.index)];
-        tensor.data = address.data;
-        tensor.byte_offset = address.byte_offset + place.bytes;
-      }
-    }
-    for (const OpenNumber& open : step.numbers) {
-      uba_value& value = step.values[size_t(open.value)];
-      value.kind = UBA_INT;
-      if (open.kind == ProgramArg::Kind::seed) {
-        value.v.i = int64_t(run.seed);
-      } else if (open.kind == ProgramArg::Kind::counter) {
-        value.v.i = int64_t(run.counter + uint64_t(open.i));
-      } else if (const Number& number = run.numbers[size_t(open.i)]; number.integer) {
-        value.v.i = number.i;
-      } else {
-        value.kind = UBA_DOUBLE;
-        value.v.d = number.d;
-      }
-    }
-    if (step.kernel == nullptr) {
-      if (!run.device->copy_nd(run.stream, step.tensors[1], step.tensors[0])) return false;
-      continue;
-    }
-    uba_call call;
-    call.header = UBA_HEADER(uba_call);
-    call.op = step.op.c_str();
-    call.args = step.values.data();
-    call.outputs = step.tensors.data() + (step.tensors.size() - size_t(step.output_count));
-    call.arg_count = int32_t(step.values.size());
-    call.output_count = step.output_count;
-    call.stream = run.stream;
-    if (run.device->run(step.run, call, step.tag, step.kernel) != UBA_OK) return false;
-  }
-  return true;
 }
 
 }  // namespace torchfl

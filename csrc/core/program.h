@@ -133,6 +133,8 @@ class BoundProgram {
     uint64_t seed = 0, counter = 0;
   };
 
+  ~BoundProgram();
+
   // Throws nothing; on failure the result is NULL and `*why` says which step has no way on this chip.
   static std::unique_ptr<BoundProgram> bind(std::shared_ptr<const Program> program, const BindContext& context,
                                             std::string* why);
@@ -142,7 +144,10 @@ class BoundProgram {
   const std::vector<int>& result_of() const { return result_of_; }  // program output -> index there, -1 none
   uint64_t scratch_bytes() const { return scratch_bytes_; }
   size_t step_count() const { return steps_.size(); }
-  std::vector<std::string> kernels() const;  // of its steps, in order
+  // Names of the kernels of its steps, in order; those that the adapter runs as one stand together: "[vmul vadd]".
+  std::vector<std::string> kernels() const;
+  // Offers the program to the adapter: whole, else each run of vector instructions. The device must outlive it.
+  void compile(Device& device);
   bool writes_inputs() const { return writes_inputs_; }
 
   // False: a kernel said "not supported"; its reason is in take_sdk_message(). Throws Error on failure.
@@ -180,8 +185,24 @@ class BoundProgram {
     std::vector<std::unique_ptr<int64_t[]>> integers;
     std::vector<std::unique_ptr<double[]>> reals;
   };
+  struct Part {  // steps that the adapter runs in one go
+    size_t first = 0, count = 0;
+    void* compiled = nullptr;
+    std::vector<int> storages;          // of its blocks
+    std::vector<OpenNumber> numbers;    // of its UBA_NUMBERs; `value` is not used
+    std::vector<void*> blocks;          // room for one run's
+    std::vector<uba_value> values;
+  };
+  bool compile_part(size_t first, size_t count);
+  void run_part(Part& part, const Run& run);
+  bool run_step(Step& step, const Run& run);
+  Address address_of(const Storage& storage, const Run& run) const;
+  static uba_value value_of(const OpenNumber& open, const Run& run);
+
   std::shared_ptr<const Program> program_;
   std::vector<Step> steps_;
+  std::vector<Part> parts_;  // in order; steps outside of them run one by one
+  Device* device_ = nullptr;
   std::vector<Storage> storages_;
   std::vector<Output> outputs_;
   std::vector<int> result_of_;

@@ -70,12 +70,12 @@ class Binder {
     return int(bound_->storages_.size()) - 1;
   }
 
-  // A further temporary, row-major, like `value`.
-  int add_temporary(const ProgramValue& like) {
+  // A further temporary like `value`, row-major unless strides are given.
+  int add_temporary(const ProgramValue& like, const std::vector<int64_t>* strides = nullptr) {
     ProgramValue value;
     value.dtype = like.dtype;
     value.sizes = like.sizes;
-    value.strides = row_major_strides(like.sizes);
+    value.strides = strides != nullptr ? *strides : row_major_strides(like.sizes);
     value.base = int(values_.size());
     values_.push_back(value);
     storage_of_.push_back(
@@ -209,26 +209,27 @@ class Binder {
       return static_cast<const Adapter*>(adapter)->find_kernel(kernel) != nullptr;
     };
     query.context = const_cast<Adapter*>(context_.adapter);
+    query.may_convert = false;
     const Decision decision = context_.routes->decide(query);
     if (decision.path != Path::native) {
       *why = step.op + ": " + decision.reason;
       return false;
     }
-    for (const Transform& transform : decision.transforms) {
-      int& id = ids[spans[size_t(transform.arg)].first + size_t(transform.element)];
-      const int copy = add_temporary(values_[size_t(id)]);
-      add_copy(id, copy);
-      id = copy;
-    }
     std::vector<std::pair<int, int>> after;
     std::vector<int> outs = step.outs;
-    for (int& id : outs) {
-      if (id < 0) continue;
-      note_output(id);
-      if (!decision.realign_outputs || view(id).byte_offset % context_.alignment == 0) continue;
-      const int temporary = add_temporary(values_[size_t(id)]);
-      after.emplace_back(temporary, id);
-      id = temporary;
+    for (int id : outs) {
+      if (id >= 0) note_output(id);
+    }
+    for (const Transform& transform : decision.transforms) {
+      int& id = transform.is_output ? outs[size_t(transform.arg)]
+                                    : ids[spans[size_t(transform.arg)].first + size_t(transform.element)];
+      const int stand_in = add_temporary(values_[size_t(id)], &transform.strides);
+      if (transform.is_output) {
+        after.emplace_back(stand_in, id);
+      } else {
+        add_copy(id, stand_in);
+      }
+      id = stand_in;
     }
 
     const uba_kernel* kernel = context_.adapter->find_kernel(decision.row->kernel);

@@ -1,13 +1,8 @@
 // route.cpp: walks the rows of an operator and says which fits, or of each why not.
 //
 // Contract: see route.h. Rows are tried in declared order and the first that fits wins, unless the cost of every
-// fitting row is known (cost.cpp). Checks run from the general to the particular, and the reason that is reported to
+// fitting row is known (cost.cpp). Checks (row_check.cpp) run from the general to the particular, and the reason that is reported to
 // the user is that of the row that got furthest, because it is the nearest to what he wanted.
-//
-// Dtypes. A row's `dtypes` name arguments; "*" stands for every tensor argument without an entry of its own, and is
-// the chip's dtypes if the row gives none. Integers that only say where (int32, int64 and bool next to floating
-// tensors, or arguments named index, indices, mask, condition, target) are not what a chip computes in: "*" does not
-// apply to them. A kernel that is particular about them lists them by name.
 #include "route.h"
 
 #include <algorithm>
@@ -17,226 +12,6 @@
 
 namespace torchfl {
 namespace {
-
-// How far a row got; the order of the checks.
-enum Stage { kOverload, kKernel, kDtype, kRank, kLimit, kLayout, kWhere, kRefused, kFits };
-
-struct Outcome {
-  Stage stage = kFits;
-  std::string reason;
-  std::string why;
-  std::vector<Transform> transforms;
-  bool realign_outputs = false;
-};
-
-// One row against one call.
-class RowCheck {
- public:
-  RowCheck(const Chip& chip, const std::string& chip_name, const RouteTable::Query& query, const OpPath& row)
-      : chip_(chip), chip_name_(chip_name), query_(query), call_(query.call), row_(row) {}
-
-  Outcome run() {
-    if (overload() && kernel() && dtypes() && canonical() && ranks() && limits() && layouts() && conditions() &&
-        not_refused()) {
-      align();
-    }
-    return std::move(out_);
-  }
-
- private:
-  bool fail(Stage stage, std::string reason, std::string why = "") {
-    out_.stage = stage;
-    out_.reason = std::move(reason);
-    out_.why = std::move(why);
-    out_.transforms.clear();
-    return false;
-  }
-
-  bool overload() {
-    const std::string& called = call_.schema->overload;
-    if (row_.overload.empty() || row_.overload == called || (row_.overload == "default" && called.empty())) return true;
-    return fail(kOverload, row_.kernel + " serves the overload " + row_.overload + ", called was " +
-                               (called.empty() ? "default" : called));
-  }
-
-  bool kernel() {
-    if (query_.available == nullptr || query_.available(query_.context, row_.kernel)) return true;
-    return fail(kKernel, "the adapter has no kernel " + row_.kernel);
-  }
-
-  const DtypeSet* named_dtypes(const std::string& name) const {
-    for (const auto& entry : row_.dtypes) {
-      if (entry.first == name) return &entry.second;
-    }
-    return nullptr;
-  }
-
-  bool dtypes() {
-    const DtypeSet* star = named_dtypes("*");
-    const DtypeSet general = star != nullptr ? *star : chip_.dtypes;
-    bool any_floating = false;
-    for_each_tensor(call_, [&](int, int, const uba_tensor& tensor) {
-      any_floating = any_floating || (dtype_bit(tensor.dtype) & kFloatingDtypes) != 0;
-    });
-    bool good = true;
-    for_each_tensor(call_, [&](int arg, int, const uba_tensor& tensor) {
-      if (!good) return;
-      const std::string name = arg_name(call_, arg);
-      const DtypeSet bit = dtype_bit(tensor.dtype);
-      if (const DtypeSet* own = named_dtypes(name)) {
-        if ((bit & *own) != 0) return;
-        good = fail(kDtype, "argument " + name + " is " + dtype_name(tensor.dtype) + ", " + row_.kernel + " takes " +
-                                dtype_set_text(*own) + " there");
-        return;
-      }
-      if ((bit & general) != 0 || ((bit & kIndexDtypes) != 0 && (any_floating || says_where(name)))) return;
-      good = fail(kDtype, std::string(dtype_name(tensor.dtype)) + " is not a dtype of " + row_.kernel + " (" +
-                              dtype_set_text(general) + ")");
-    });
-    return good;
-  }
-
-  static bool says_where(const std::string& name) {
-    return name == "index" || name == "indices" || name == "mask" || name == "condition" || name == "target";
-  }
-
-  bool canonical() {
-    if (!row_.canonical_only) return true;
-    const std::string tail = ", and " + row_.kernel + " has declared nothing but calls in canonical form";
-    const uba_tensor* first = nullptr;
-    bool good = true;
-    auto same = [&](const uba_tensor& tensor) {
-      if (!good) return;
-      if (first == nullptr) {
-        first = &tensor;
-        return;
-      }
-      const bool shape =
-          first->rank == tensor.rank && std::equal(tensor.sizes, tensor.sizes + tensor.rank, first->sizes);
-      if (!shape) {
-        good = fail(kWhere, "the tensors differ in shape" + tail);
-      } else if (!std::equal(tensor.strides, tensor.strides + tensor.rank, first->strides)) {
-        good = fail(kWhere, "the tensors differ in strides" + tail);
-      } else if (first->dtype != tensor.dtype) {
-        good = fail(kWhere, "the tensors differ in dtype" + tail);
-      }
-    };
-    for_each_tensor(call_, [&](int, int, const uba_tensor& tensor) { same(tensor); });
-    for (int i = 0; i < call_.output_count; ++i) same(call_.outputs[i]);
-    const std::vector<bool>& at_default = call_.schema->at_default;
-    for (int arg = 0; good && arg < call_.arg_count; ++arg) {
-      const uint32_t kind = call_.args[arg].kind;
-      if (kind == UBA_TENSOR || kind == UBA_TENSOR_LIST || kind == UBA_NONE) continue;
-      if (size_t(arg) >= at_default.size() || !at_default[size_t(arg)]) {
-        good = fail(kWhere, "argument " + arg_name(call_, arg) + " is not at its default" + tail);
-      }
-    }
-    return good;
-  }
-
-  bool ranks() {
-    if (chip_.max_rank <= 0) return true;
-    int64_t highest = 0;
-    for_each_tensor(call_,
-                    [&](int, int, const uba_tensor& tensor) { highest = std::max<int64_t>(highest, tensor.rank); });
-    for (int i = 0; i < call_.output_count; ++i) highest = std::max<int64_t>(highest, call_.outputs[i].rank);
-    if (highest <= chip_.max_rank) return true;
-    return fail(kRank, "rank " + std::to_string(highest) + " is more than " + chip_name_ + " takes (" +
-                           std::to_string(chip_.max_rank) + ")");
-  }
-
-  bool limits() {
-    const Family family = family_of(call_.schema->name);
-    // The batch of a matrix product is a number of matrices (heads times samples), not of samples.
-    if (chip_.max_batch > 0 && family != Family::matmul && !below("batch", "batch size", chip_.max_batch)) return false;
-    return chip_.max_sequence <= 0 || below("seq_len", "sequence length", chip_.max_sequence);
-  }
-
-  bool below(const char* quantity, const char* words, int64_t limit) {
-    for (double value : derived_quantity(call_, quantity)) {
-      if (value > double(limit)) {
-        return fail(kLimit, std::string(words) + " " + number_text(value) + " is more than " + chip_name_ + " takes (" +
-                                std::to_string(limit) + ")");
-      }
-    }
-    return true;
-  }
-
-  bool layouts() {
-    if (row_.layouts.empty()) return true;
-    bool good = true;
-    for_each_tensor(call_, [&](int arg, int element, const uba_tensor& tensor) {
-      if (!good || numel(tensor) == 0) return;
-      std::string contiguous_name, listed;
-      bool matches = false, contiguous_listed = false;
-      for (const std::string& layout : row_.layouts) {
-        if (layout.size() != size_t(tensor.rank)) continue;
-        matches = matches || layout_matches(tensor, layout);
-        contiguous_listed = contiguous_listed || is_logical_order(layout);
-        listed += (listed.empty() ? "" : ", ") + layout;
-      }
-      if (matches || listed.empty()) return;
-      const std::string name = arg_name(call_, arg);
-      // Layouts are stated for what flows through the operator; a weight is as good contiguous.
-      const bool weight = name == "weight";
-      if (weight && is_contiguous(tensor)) return;
-      if (weight || contiguous_listed) {
-        out_.transforms.push_back({arg, element, Transform::contiguous});
-        return;
-      }
-      good = fail(kLayout, name + " has layout " + layout_name(tensor) + ", " + row_.kernel + " takes " + listed);
-    });
-    return good;
-  }
-
-  // Whether the layout is the one of a contiguous tensor: its letters in the order of the dimensions.
-  static bool is_logical_order(const std::string& layout) {
-    const std::string order = "NCDHW";
-    return std::is_sorted(layout.begin(), layout.end(), [&](char a, char b) { return order.find(a) < order.find(b); });
-  }
-
-  bool conditions() {
-    for (const Condition& condition : row_.where) {
-      if (std::optional<std::string> reason = condition_fails(condition, row_.kernel, call_)) {
-        return fail(kWhere, *reason, condition.why.empty() ? row_.why : condition.why);
-      }
-    }
-    return true;
-  }
-
-  bool not_refused() {
-    if (query_.refused == nullptr) return true;
-    for (const auto& entry : *query_.refused) {
-      if (entry.first == &row_) return fail(kRefused, entry.second);
-    }
-    return true;
-  }
-
-  // Allocations are aligned, so an address is if its offset is.
-  void align() {
-    if (chip_.alignment <= 1) return;
-    auto misaligned = [&](const uba_tensor& tensor) {
-      return tensor.byte_offset % chip_.alignment != 0 && numel(tensor) != 0;
-    };
-    for_each_tensor(call_, [&](int arg, int element, const uba_tensor& tensor) {
-      if (!misaligned(tensor)) return;
-      for (const Transform& known : out_.transforms) {
-        if (known.arg == arg && known.element == element) return;  // the contiguous copy is aligned already
-      }
-      out_.transforms.push_back({arg, element, Transform::realign});
-    });
-    for (int i = 0; i < call_.output_count; ++i) {
-      out_.realign_outputs = out_.realign_outputs || misaligned(call_.outputs[i]);
-    }
-  }
-
-  const Chip& chip_;
-  const std::string& chip_name_;
-  const RouteTable::Query& query_;
-  const CallView& call_;
-  const OpPath& row_;
-  Outcome out_;
-};
 
 std::string microseconds(double seconds) {
   char text[32];
@@ -274,18 +49,19 @@ struct Fit {
   size_t attempt;  // in Decision::attempts
 };
 
-// Index of the cheapest fit; 0 (the first declared) unless the cost of each is known.
-size_t cheapest(const std::vector<Fit>& fits, const Chip& chip, const CallView& call, std::vector<double>* costs) {
+// The cheapest fit, with what its transforms cost. Where a cost is unknown: the first declared of those that take the
+// call as it is, else the first declared.
+size_t cheapest(const std::vector<Fit>& fits, std::vector<double>* costs) {
   costs->clear();
   for (const Fit& fit : fits) {
-    std::optional<double> cost = estimate_seconds(*fit.row, chip, call);
-    if (!cost) {
-      costs->clear();
-      return 0;
-    }
-    costs->push_back(*cost);
+    if (fit.outcome.seconds && fit.outcome.transform_seconds)
+      costs->push_back(*fit.outcome.seconds + *fit.outcome.transform_seconds);
   }
-  return size_t(std::min_element(costs->begin(), costs->end()) - costs->begin());
+  if (costs->size() == fits.size())
+    return size_t(std::min_element(costs->begin(), costs->end()) - costs->begin());
+  costs->clear();
+  auto as_it_is = std::find_if(fits.begin(), fits.end(), [](const Fit& fit) { return fit.outcome.transforms.empty(); });
+  return as_it_is == fits.end() ? 0 : size_t(as_it_is - fits.begin());
 }
 
 void take(Decision* decision, Path path, const std::string& target) {
@@ -380,7 +156,7 @@ Decision RouteTable::decide(const Query& query) const {
   std::vector<Fit> fits;
   int furthest = -1;
   for (const OpPath* row : rows->second) {
-    Outcome outcome = RowCheck(chip_, chip_name, query, *row).run();
+    Outcome outcome = check_row(chip_, chip_name, query, *row);
     decision.attempts.push_back({Path::native, row->kernel, false, outcome.reason, outcome.why, row->line});
     if (outcome.stage == kFits) {
       fits.push_back({row, std::move(outcome), decision.attempts.size() - 1});
@@ -395,20 +171,20 @@ Decision RouteTable::decide(const Query& query) const {
   }
 
   std::vector<double> costs;
-  const size_t best = cheapest(fits, chip_, call, &costs);
+  const size_t best = cheapest(fits, &costs);
   for (size_t i = 0; i < fits.size(); ++i) {
     Attempt& attempt = decision.attempts[fits[i].attempt];
     attempt.taken = i == best;
     if (i == best) continue;
-    attempt.reason = costs.empty() ? fits[best].row->kernel + " fits and was declared first"
+    attempt.reason = costs.empty() ? fits[best].row->kernel + (i > best ? " fits and was declared first"
+                                                                       : " fits without a conversion")
                                    : "takes " + microseconds(costs[i]) + ", " + fits[best].row->kernel + " takes " +
                                          microseconds(costs[best]);
   }
   decision.path = Path::native;
   decision.row = fits[best].row;
   decision.transforms = std::move(fits[best].outcome.transforms);
-  decision.realign_outputs = fits[best].outcome.realign_outputs;
-  decision.reason.clear();
+  decision.reason = fits[best].outcome.reason;
   return decision;
 }
 

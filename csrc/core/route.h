@@ -33,11 +33,16 @@ struct CallView {
   int output_count = 0;
 };
 
-// What must be done to argument `arg` before the kernel may see it (tensor list elements: `element`).
+// What the kernel is given in the place of a tensor of the call: a copy of an argument, or room for a result, that is
+// copied to where it belongs afterwards. Stand-ins start at an aligned address.
 struct Transform {
-  int arg = 0;
-  int element = 0;
-  enum Kind { contiguous, realign } kind = contiguous;
+  int arg = 0;      // position among the arguments, or among the outputs
+  int element = 0;  // of a tensor list
+  bool is_output = false;
+  enum Why : uint8_t { relaid = 1, realigned = 2, padded = 4, cast = 8 };  // a set of them
+  uint8_t why = 0;
+  int32_t dtype = 0;
+  std::vector<int64_t> sizes, strides;  // longer than the tensor's where it is padded with zeros at the end
 };
 
 struct Attempt {  // one path that was looked at, in order
@@ -52,9 +57,10 @@ struct Attempt {  // one path that was looked at, in order
 struct Decision {
   Path path = Path::cpu;
   const OpPath* row = nullptr;        // for native
-  std::vector<Transform> transforms;  // for native
-  bool realign_outputs = false;       // an output is misaligned: run into an aligned one, then copy
-  std::string reason;  // for non-native: one line, e.g. "float64 is not a dtype of npu_v3_add (float16, float32)"
+  std::vector<Transform> transforms;  // for native: arguments first
+  // For non-native, one line: "float64 is not a dtype of npu_v3_add (float16, float32)". For native, what the
+  // transforms do: "K padded from 30 to 32; self cast from float64 to float32"; else "".
+  std::string reason;
   std::vector<Attempt> attempts;
 };
 
@@ -76,6 +82,7 @@ class RouteTable {
     bool (*available)(void* context, const std::string& kernel) = nullptr;
     void* context = nullptr;
     const std::vector<std::pair<const OpPath*, std::string>>* refused = nullptr;
+    bool may_convert = true;  // transforms may change dtypes and sizes, not only strides and addresses
   };
   Decision decide(const Query& query) const;
 
@@ -95,5 +102,9 @@ std::vector<double> derived_quantity(const CallView& call, const std::string& na
 std::string layout_name(const uba_tensor& tensor);
 bool layout_matches(const uba_tensor& tensor, const std::string& layout);
 bool is_contiguous(const uba_tensor& tensor);
+// Strides of a dense tensor in that layout, which has a letter for each dimension.
+std::vector<int64_t> layout_strides(const std::string& layout, const int64_t* sizes);
+// Whether the layout is the one of a contiguous tensor: its letters in the order of the dimensions.
+bool is_logical_order(const std::string& layout);
 
 }  // namespace torchfl

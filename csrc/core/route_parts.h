@@ -52,5 +52,22 @@ std::optional<std::string> condition_fails(const Condition& condition, const std
 
 // Seconds that `row` takes for the call; nullopt = unknown.
 std::optional<double> estimate_seconds(const OpPath& row, const Chip& chip, const CallView& call);
+// Seconds that preparing arguments and putting results in their place adds; nullopt = unknown, 0 without transforms.
+std::optional<double> transform_seconds(const OpPath& row, const Chip& chip, const CallView& call,
+                                        const std::vector<Transform>& transforms);
+
+// How far a row got; the order of the checks.
+enum Stage { kOverload, kKernel, kDtype, kRank, kLimit, kLayout, kWhere, kRefused, kFits };
+
+struct Outcome {
+  Stage stage = kFits;
+  std::string reason;  // why it does not fit; if it does, what the transforms do
+  std::string why;     // the descriptor author's sentence
+  std::vector<Transform> transforms;
+  std::optional<double> seconds;          // of the kernel alone, on what it will be given
+  std::optional<double> transform_seconds;
+};
+// One row against one call (row_check.cpp).
+Outcome check_row(const Chip& chip, const std::string& chip_name, const RouteTable::Query& query, const OpPath& row);
 
 }  // namespace torchfl

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #define UBA_ABI_MAJOR 1
-#define UBA_ABI_MINOR 1
+#define UBA_ABI_MINOR 2
 
 /* ------------------------------------------------------------------------------------------ header */
 
@@ -161,6 +161,35 @@ typedef struct uba_properties {
   int32_t host_accessible; /* out: 1 = the CPU can read and write device memory at the same address */
 } uba_properties;
 
+/* Programs, since 1.2: a whole operator in one command, where the chip can. */
+
+#define UBA_NUMBER 9 /* in a program only: a number that is known when it runs; i is its index in uba_run.numbers */
+
+/* One step of a program. In its tensors `data` is the number of a memory block, as an integer, whose address uba_run
+ * gives; in its call `stream` is NULL. Frozen for major 1. */
+typedef struct uba_step {
+  const uba_kernel *kernel; /* as in the adapter's table; NULL: copy_nd of args[0] to outputs[0] */
+  const uba_call *call;
+} uba_step;
+
+/* Steps that stand for an operator, or follow each other in one. Valid during program_compile: copy what you keep. */
+typedef struct uba_program {
+  uba_header header;
+  const char *op;        /* "aten::gelu": the operator */
+  const uba_step *steps; /* `step_count` of them; each may read what an earlier one wrote */
+  int64_t step_count;
+  int32_t block_count;  /* memory blocks that the steps name, from 0 */
+  int32_t number_count; /* of UBA_NUMBER */
+} uba_program;
+
+/* One run of a compiled program. */
+typedef struct uba_run {
+  uba_header header;
+  void *stream;
+  void *const *blocks;      /* addresses; where a tensor of the program starts there (byte_offset 0), an aligned one */
+  const uba_value *numbers; /* UBA_INT or UBA_DOUBLE */
+} uba_run;
+
 /* The current state of a device, for `torchfl devices`. Negative = unknown. */
 typedef struct uba_telemetry {
   uba_header header;
@@ -218,6 +247,13 @@ typedef struct uba_device_api {
   /* Since 1.1 */
   uba_status (*memory_info)(void *device, uint64_t *free_bytes /* out */, uint64_t *total_bytes /* out */);
   uba_status (*telemetry)(void *device, uba_telemetry *telemetry /* out */);
+
+  /* Since 1.2. Programs, all three or none. The host offers the whole program of an operator, then, where that is not
+   * supported, each run of two or more vector instructions in it, and runs the other steps itself. Whatever can be
+   * refused is refused by program_compile: UBA_NOT_SUPPORTED. A compiled program may run on any stream. */
+  uba_status (*program_compile)(void *device, const uba_program *program, void **compiled /* out */);
+  uba_status (*program_run)(void *device, void *compiled, const uba_run *run);
+  uba_status (*program_release)(void *device, void *compiled); /* no run of it is under way */
 } uba_device_api;
 
 /* ------------------------------------------------------------------------------------------ handshake */

@@ -2,7 +2,7 @@
  *
  * A failure here means that adapters in the field would break: append fields at a struct's end and raise the minor, or
  * raise the major; never change these numbers. Compiled as pedantic C99, as C++ (layout.cpp), and against the header
- * of version 1.0 (UBA_TEST_1_0), which proves that 1.1 is 1.0 with fields appended. Compiling is the test.
+ * of version 1.0 (UBA_TEST_1_0), which proves that later minors are 1.0 with fields appended. Compiling is the test.
  */
 #ifdef UBA_TEST_1_0
 #include "uba_1_0.h"
@@ -24,7 +24,7 @@ CONSTANT(UBA_ABI_MAJOR, 1);
 #ifdef UBA_TEST_1_0
 CONSTANT(UBA_ABI_MINOR, 0);
 #else
-CONSTANT(UBA_ABI_MINOR, 1);
+CONSTANT(UBA_ABI_MINOR, 2);
 #endif
 
 CONSTANT(UBA_OK, 0);
@@ -123,7 +123,7 @@ FIELD(uba_telemetry, busy_time, 32, 8);
 #ifdef UBA_TEST_1_0
 SIZE(uba_device_api, 176);
 #else
-SIZE(uba_device_api, 192);
+SIZE(uba_device_api, 216);
 #endif
 FIELD(uba_device_api, header, 0, 8);
 FIELD(uba_device_api, properties, 8, 8);
@@ -150,6 +150,27 @@ FIELD(uba_device_api, peer_copy, 168, 8);
 #ifndef UBA_TEST_1_0 /* since 1.1 */
 FIELD(uba_device_api, memory_info, 176, 8);
 FIELD(uba_device_api, telemetry, 184, 8);
+/* since 1.2 */
+FIELD(uba_device_api, program_compile, 192, 8);
+FIELD(uba_device_api, program_run, 200, 8);
+FIELD(uba_device_api, program_release, 208, 8);
+
+CONSTANT(UBA_NUMBER, 9);
+SIZE(uba_step, 16);
+FIELD(uba_step, kernel, 0, 8);
+FIELD(uba_step, call, 8, 8);
+SIZE(uba_program, 40);
+FIELD(uba_program, header, 0, 8);
+FIELD(uba_program, op, 8, 8);
+FIELD(uba_program, steps, 16, 8);
+FIELD(uba_program, step_count, 24, 8);
+FIELD(uba_program, block_count, 32, 4);
+FIELD(uba_program, number_count, 36, 4);
+SIZE(uba_run, 32);
+FIELD(uba_run, header, 0, 8);
+FIELD(uba_run, stream, 8, 8);
+FIELD(uba_run, blocks, 16, 8);
+FIELD(uba_run, numbers, 24, 8);
 #endif
 
 SIZE(uba_host, 24);

@@ -9,4 +9,7 @@ constexpr bool plain = std::is_standard_layout<Type>::value && std::is_trivial<T
 
 static_assert(plain<uba_header> && plain<uba_tensor> && plain<uba_value> && plain<uba_call> && plain<uba_kernel>, "");
 static_assert(plain<uba_properties> && plain<uba_telemetry> && plain<uba_device_api>, "");
+#ifndef UBA_TEST_1_0
+static_assert(plain<uba_step> && plain<uba_program> && plain<uba_run>, "");
+#endif
 static_assert(plain<uba_host> && plain<uba_adapter>, "");

@@ -34,6 +34,84 @@ uba_status copy_nd(void*, void*, const uba_tensor* to, const uba_tensor* from) {
 
 const uba_kernel kKernels[] = {{"add", &compute, 0}, {"mul", &compute, 1}};
 
+// An adapter that compiles programs: it keeps the steps, and a run puts the blocks' addresses and the numbers in.
+struct Compiled {
+  struct Step {
+    uba_kernel kernel{};
+    bool copies = false;
+    std::vector<uba_value> values;
+    std::vector<std::vector<uba_tensor>> tensors;  // of each value
+    std::vector<uba_tensor> outputs;
+    std::vector<std::vector<int64_t>> sizes;
+  };
+  std::vector<Step> steps;
+};
+struct Compiler {
+  size_t longest = 0;  // programs of more steps are refused
+  bool copies = true;  // whether programs with copies are taken
+  std::vector<size_t> offered, taken;
+  int runs = 0, live = 0;
+} compiler;
+
+uba_status program_compile(void*, const uba_program* program, void** out) {
+  compiler.offered.push_back(size_t(program->step_count));
+  if (size_t(program->step_count) > compiler.longest) return UBA_NOT_SUPPORTED;
+  auto compiled = std::make_unique<Compiled>();
+  for (int64_t i = 0; i < program->step_count; i++) {
+    const uba_step& given = program->steps[i];
+    Compiled::Step step;
+    step.copies = given.kernel == nullptr;
+    if (step.copies && !compiler.copies) return UBA_NOT_SUPPORTED;
+    if (!step.copies) step.kernel = *given.kernel;
+    auto own = [&](uba_tensor tensor) {  // the program's arrays are gone when it runs
+      if (uintptr_t(tensor.data) >= uintptr_t(program->block_count)) abort();
+      step.sizes.emplace_back(tensor.sizes, tensor.sizes + tensor.rank);
+      tensor.sizes = step.sizes.back().data();
+      step.sizes.emplace_back(tensor.strides, tensor.strides + tensor.rank);
+      tensor.strides = step.sizes.back().data();
+      return tensor;
+    };
+    step.values.assign(given.call->args, given.call->args + given.call->arg_count);
+    for (const uba_value& value : step.values) {
+      step.tensors.emplace_back();
+      if (value.kind == UBA_TENSOR) step.tensors.back().push_back(own(*value.v.tensor));
+    }
+    for (int32_t o = 0; o < given.call->output_count; o++) step.outputs.push_back(own(given.call->outputs[o]));
+    compiled->steps.push_back(std::move(step));
+  }
+  compiler.taken.push_back(compiled->steps.size());
+  compiler.live++;
+  *out = compiled.release();
+  return UBA_OK;
+}
+
+uba_status program_run(void* device, void* handle, const uba_run* run) {
+  compiler.runs++;
+  for (const Compiled::Step& step : static_cast<Compiled*>(handle)->steps) {
+    std::vector<uba_value> values = step.values;
+    std::vector<std::vector<uba_tensor>> tensors = step.tensors;
+    std::vector<uba_tensor> outputs = step.outputs;
+    auto place = [&](uba_tensor& tensor) { tensor.data = run->blocks[uintptr_t(tensor.data)]; };
+    for (size_t v = 0; v < values.size(); v++) {
+      for (uba_tensor& tensor : tensors[v]) place(tensor);
+      if (values[v].kind == UBA_TENSOR) values[v].v.tensor = tensors[v].data();
+      if (values[v].kind == UBA_NUMBER) values[v] = run->numbers[values[v].v.i];
+    }
+    for (uba_tensor& tensor : outputs) place(tensor);
+    uba_call call{UBA_HEADER(uba_call), "", values.data(), outputs.data(), int32_t(values.size()), 1, run->stream};
+    const uba_status status = step.copies ? copy_nd(device, run->stream, &outputs[0], values[0].v.tensor)
+                                          : step.kernel.run(device, &call, step.kernel.tag);
+    if (status != UBA_OK) return UBA_FAILED;
+  }
+  return UBA_OK;
+}
+
+uba_status program_release(void*, void* handle) {
+  compiler.live--;
+  delete static_cast<Compiled*>(handle);
+  return UBA_OK;
+}
+
 struct Machine {
   fake::Fake fake;
   Chip chip;
@@ -42,7 +120,13 @@ struct Machine {
   std::unique_ptr<Device> device;
   OpSchema binary;
 
-  Machine() {
+  explicit Machine(bool compiles = false) {
+    compiler = {};
+    if (compiles) {
+      fake.api().program_compile = &program_compile;
+      fake.api().program_run = &program_run;
+      fake.api().program_release = &program_release;
+    }
     fake.table().kernels = kKernels;
     fake.table().kernel_count = 2;
     fake.api().copy_nd = &copy_nd;
@@ -171,6 +255,55 @@ TEST(a_program_runs_its_steps_and_its_temporaries_share_their_place) {
     CHECK(run(machine, *bound, memory, 0, factor));
     for (int i = 0; i < 8; i++) CHECK_EQ(memory.out[i], float((2 * i * factor + i) * factor));
   }
+}
+
+TEST(an_adapter_runs_whole_programs_or_runs_of_vector_instructions) {
+  for (const bool misaligned : {false, true}) {
+    for (const size_t longest : {size_t(100), size_t(4), size_t(1)}) {
+      for (const bool copies : {true, false}) {
+        Machine machine(true);
+        compiler.longest = longest;
+        compiler.copies = copies;
+        std::string why;
+        auto bound = machine.bind(chain(8), {misaligned}, &why);
+        CHECK(bound != nullptr);
+        const size_t steps = bound->step_count();
+        bound->compile(*machine.device);
+        CHECK_EQ(compiler.offered[0], steps);  // the best is offered first
+        size_t compiled = 0;
+        for (size_t count : compiler.taken) compiled += count;
+        if (longest == 100 && (copies || !misaligned)) CHECK_EQ(compiled, steps);
+        if (longest == 1) CHECK_EQ(compiled, size_t(0));
+        if (longest == 4 && !misaligned) CHECK_EQ(compiled, steps);
+        Memory memory;
+        for (int i = 0; i < 9; i++) memory.x[i] = float(i);
+        const int shift = misaligned ? 1 : 0;
+        for (double factor : {3.0, 0.5}) {
+          CHECK(run(machine, *bound, memory, uint64_t(4 * shift), factor));
+          for (int i = 0; i < 8; i++) {
+            const double x = i + shift;
+            CHECK_EQ(memory.out[i], float((2 * x * factor + x) * factor));
+          }
+        }
+        CHECK_EQ(compiler.runs, int(2 * compiler.taken.size()));
+        CHECK_EQ(compiler.live, int(compiler.taken.size()));
+        bound.reset();
+        CHECK_EQ(compiler.live, 0);
+      }
+    }
+  }
+}
+
+TEST(what_is_compiled_stands_together_in_the_list_of_kernels) {
+  Machine machine(true);
+  compiler.longest = 100;
+  compiler.copies = false;
+  std::string why;
+  auto bound = machine.bind(chain(8), {true}, &why);
+  bound->compile(*machine.device);
+  const std::vector<std::string> names = bound->kernels();
+  CHECK(names.front() == "copy_nd");
+  CHECK(names.back() == "[add mul add mul]" || names.back() == "[mul add mul]" || names.back() == "[add mul]");
 }
 
 TEST(a_misaligned_input_is_moved_first) {

@@ -72,7 +72,7 @@ TEST(a_call_that_fits_runs_natively) {
   CHECK(decision.path == Path::native);
   CHECK(decision.row == &npu.ops[0]);
   CHECK_EQ(decision.reason, "");
-  CHECK(decision.transforms.empty() && !decision.realign_outputs);
+  CHECK(decision.transforms.empty());
   CHECK_EQ(decision.attempts.size(), size_t(1));
   CHECK(decision.attempts[0].taken);
   CHECK_EQ(decision.attempts[0].target, "npu_v3_add");
@@ -242,20 +242,27 @@ TEST(layouts_that_are_listed_pass_and_others_are_made_contiguous) {
   CHECK(decision.path == Path::native);
   CHECK_EQ(decision.transforms.size(), size_t(1));
   CHECK_EQ(decision.transforms[0].arg, 0);
-  CHECK(decision.transforms[0].kind == Transform::contiguous);
+  CHECK(decision.transforms[0].why == Transform::relaid);
   decision = decide(npu, convolution(offset(strided(f16({2, 3, 8, 8}), {384, 128, 16, 2}), 2), weight));
   CHECK_EQ(decision.transforms.size(), size_t(1));  // contiguous implies aligned
 }
 
-TEST(a_layout_that_nothing_makes_right_is_a_reason) {
+TEST(without_a_contiguous_one_the_first_layout_of_the_row_is_made) {
   Chip npu = chip();
   npu.ops = {conv_row()};
   npu.ops[0].layouts = {"NHCW", "NHWC"};
   const TensorSpec weight = f16({4, 3, 3, 3});
-  CHECK_EQ(decide(npu, convolution(f16({2, 3, 8, 8}), weight)).reason,
-           "input has layout NCHW, npu_v3_conv2d takes NHCW, NHWC");
-  CHECK(decide(npu, convolution(in_layout(f16({2, 3, 8, 8}), "NHCW"), weight)).path == Path::native);
-  CHECK(decide(npu, convolution(f16({0, 3, 8, 8}), weight)).path == Path::native);  // nothing to lay out
+  Call call = convolution(f16({2, 3, 8, 8}), weight);
+  call.out(f16({2, 4, 6, 6}));
+  const Decision decision = decide(npu, call);
+  CHECK(decision.path == Path::native);
+  CHECK_EQ(decision.reason, "input laid out as NHCW; the result laid out as NHCW");
+  CHECK_EQ(decision.transforms.size(), size_t(2));
+  CHECK(decision.transforms[0].strides == (std::vector<int64_t>{192, 8, 24, 1}));
+  CHECK(decision.transforms[1].is_output);
+  CHECK(decision.transforms[1].strides == (std::vector<int64_t>{144, 6, 24, 1}));
+  CHECK(decide(npu, convolution(in_layout(f16({2, 3, 8, 8}), "NHCW"), weight)).transforms.empty());
+  CHECK(decide(npu, convolution(f16({0, 3, 8, 8}), weight)).transforms.empty());  // nothing to lay out
 }
 
 TEST(a_weight_is_as_good_contiguous) {
@@ -276,7 +283,7 @@ TEST(layouts_of_other_ranks_do_not_bind) {
   npu.ops = {row("aten::add", "npu_v3_add")};
   npu.ops[0].layouts = {"NHWC"};
   CHECK(decide(npu, add(f16({3, 4}), f16({4}))).path == Path::native);
-  CHECK(decide(npu, add(f16({1, 2, 3, 4}), f16({4}))).path == Path::cpu);
+  CHECK_EQ(decide(npu, add(f16({1, 2, 3, 4}), f16({4}))).transforms.size(), size_t(1));
 }
 
 TEST(misaligned_tensors_are_realigned) {
@@ -286,15 +293,113 @@ TEST(misaligned_tensors_are_realigned) {
   CHECK(decision.path == Path::native);
   CHECK_EQ(decision.transforms.size(), size_t(1));
   CHECK_EQ(decision.transforms[0].arg, 0);
-  CHECK(decision.transforms[0].kind == Transform::realign);
-  CHECK(!decision.realign_outputs);
+  CHECK(decision.transforms[0].why == Transform::realigned);
+  CHECK(!decision.transforms[0].is_output);
 
   Call into = add(f16({4}), f16({4}));
   into.out(offset(f16({4}), 8));
-  CHECK(decide(npu, into).realign_outputs);
+  CHECK_EQ(decide(npu, into).transforms.size(), size_t(1));
+  CHECK(decide(npu, into).transforms[0].is_output);
   CHECK(decide(npu, add(offset(f16({0}), 2), f16({0}))).transforms.empty());
   npu.alignment = 1;
-  CHECK(!decide(npu, into).realign_outputs);
+  CHECK(decide(npu, into).transforms.empty());
+}
+
+TEST(a_product_is_padded_to_what_the_unit_takes) {
+  Chip npu = chip();
+  npu.ops = {row("aten::addmm", "npu_v3_matmul")};
+  for (const char* size : {"M", "N", "K"}) {
+    Condition condition;
+    condition.name = size;
+    condition.op = Condition::Op::multiple_of;
+    condition.numbers = {16};
+    npu.ops[0].where.push_back(condition);
+  }
+  auto addmm = [](TensorSpec addend, int64_t m, int64_t k, int64_t n) {
+    Call call("aten::addmm");
+    call.arg("self", std::move(addend)).arg("mat1", f16({m, k})).arg("mat2", f16({k, n})).out(f16({m, n}));
+    return call;
+  };
+  CHECK(decide(npu, addmm(f16({32}), 16, 48, 32)).transforms.empty());
+  Decision decision = decide(npu, addmm(f16({20}), 16, 30, 20));
+  CHECK(decision.path == Path::native);
+  CHECK_EQ(decision.reason, "N padded from 20 to 32; K padded from 30 to 32");
+  CHECK_EQ(decision.transforms.size(), size_t(4));
+  CHECK(decision.transforms[0].sizes == (std::vector<int64_t>{32}));
+  CHECK(decision.transforms[1].sizes == (std::vector<int64_t>{16, 32}));
+  CHECK(decision.transforms[2].sizes == (std::vector<int64_t>{32, 32}));
+  CHECK(decision.transforms[3].is_output && decision.transforms[3].sizes == (std::vector<int64_t>{16, 32}));
+  // An addend that is broadcast along the padded dimension needs none itself.
+  decision = decide(npu, addmm(f16({1}), 16, 32, 20));
+  CHECK_EQ(decision.transforms.size(), size_t(2));
+  // Nothing to pad where there is nothing, and no padding for a condition of another kind.
+  CHECK(decide(npu, addmm(f16({20}), 0, 30, 20)).transforms.size() != 0);
+  npu.ops[0].where[2].op = Condition::Op::min;
+  npu.ops[0].where[2].numbers = {64};
+  CHECK_EQ(decide(npu, addmm(f16({20}), 16, 30, 20)).reason, "K is 30, npu_v3_matmul takes at least 64");
+}
+
+TEST(conditions_hold_for_what_padding_made) {
+  Chip npu = chip();
+  npu.ops = {row("aten::mm", "npu_v3_matmul")};
+  Condition multiple, most;
+  multiple.name = most.name = "K";
+  multiple.op = Condition::Op::multiple_of;
+  multiple.numbers = {16};
+  most.op = Condition::Op::max;
+  most.numbers = {31};
+  npu.ops[0].where = {most, multiple};
+  Call call("aten::mm");
+  call.arg("self", f16({16, 30})).arg("mat2", f16({30, 8})).out(f16({16, 8}));
+  CHECK_EQ(decide(npu, call).reason, "K is 32, npu_v3_matmul takes at most 31");
+}
+
+TEST(dtypes_are_cast_where_the_descriptor_allows_it) {
+  Chip npu = chip();
+  npu.ops = {row("aten::add", "npu_v3_add")};
+  npu.ops[0].dtypes = {{"*", dtype_bit(UBA_DTYPE_FLOAT16) | dtype_bit(UBA_DTYPE_FLOAT32) | dtype_bit(UBA_DTYPE_INT32)}};
+  auto of = [](int32_t dtype) {
+    Call call = add(tensor(dtype, {4}), tensor(dtype, {4}));
+    call.out(tensor(dtype, {4}));
+    return call;
+  };
+  CHECK(decide(npu, of(UBA_DTYPE_FLOAT64)).path == Path::cpu);
+  npu.on_unsupported_dtype = "cast";
+  Decision decision = decide(npu, of(UBA_DTYPE_FLOAT64));
+  CHECK_EQ(decision.reason, "float64 computed in float32");  // none holds them all: the widest
+  CHECK_EQ(decision.transforms.size(), size_t(3));
+  CHECK_EQ(decision.transforms[2].dtype, int32_t(UBA_DTYPE_FLOAT32));
+  CHECK_EQ(decide(npu, of(UBA_DTYPE_BFLOAT16)).reason, "bfloat16 computed in float32");  // float16 has not its range
+  CHECK_EQ(decide(npu, of(UBA_DTYPE_INT16)).reason, "int16 computed in int32");
+  CHECK(decide(npu, of(UBA_DTYPE_INT64)).path == Path::cpu);  // integers are not narrowed
+  CHECK(decide(npu, of(UBA_DTYPE_BOOL)).path == Path::cpu);
+  npu.on_unsupported_dtype = "cpu";
+  npu.bfloat16_emulation = true;
+  CHECK_EQ(decide(npu, of(UBA_DTYPE_BFLOAT16)).reason, "bfloat16 computed in float16");
+}
+
+TEST(transforms_are_charged) {
+  Chip npu = chip();
+  npu.launch_overhead = 1e-6;
+  npu.ops = {row("aten::mm", "padding"), row("aten::mm", "plain")};
+  Condition multiple;
+  multiple.name = "K";
+  multiple.op = Condition::Op::multiple_of;
+  multiple.numbers = {64};
+  npu.ops[0].where = {multiple};
+  for (OpPath& path : npu.ops) path.cost = {{"launch", 1e-6}, {"peak", 1e12}, {"bandwidth", 1e11}};
+  npu.ops[1].cost["peak"] = 0.9e12;
+  Call call("aten::mm");
+  call.arg("self", f16({64, 64})).arg("mat2", f16({64, 64})).out(f16({64, 64}));
+  CHECK_EQ(decide(npu, call).row->kernel, "padding");
+  Call odd("aten::mm");
+  odd.arg("self", f16({64, 63})).arg("mat2", f16({63, 64})).out(f16({64, 64}));
+  CHECK_EQ(decide(npu, odd).row->kernel, "plain");
+  npu.ops[1].cost["launch"] = 1e-3;
+  CHECK_EQ(decide(npu, odd).row->kernel, "padding");
+  CHECK_EQ(decide(npu, odd).reason, "K padded from 63 to 64");
+  npu.launch_overhead = 0;  // unknown: the one that takes the call as it is
+  CHECK_EQ(decide(npu, odd).row->kernel, "plain");
 }
 
 TEST(elements_of_tensor_lists_are_realigned_one_by_one) {

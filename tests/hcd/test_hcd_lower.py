@@ -80,7 +80,7 @@ def test_unknown_is_none_never_zero(write):
     assert lowered["memory_bytes"] is None and lowered["max_rank"] is None and lowered["attention"] is None
     assert lowered["memory"] == {} and lowered["compute_units"] == {}
     assert set(lowered["overheads"].values()) == {None} and set(lowered["power"].values()) == {None}
-    assert lowered["alignment"] == 64 and lowered["layouts"] == ["NCHW"]
+    assert lowered["alignment"] == 64 and lowered["layouts"] == []
 
 
 def test_one_row_per_operator_that_is_reached_and_per_path(write):

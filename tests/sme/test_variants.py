@@ -140,11 +140,11 @@ def test_conditions_on_shapes_and_offsets(variant: Variant) -> None:
     assert answer["counts"] == ["native", "cpu", "native"]
     assert answer["forms"] == ["native", "composite", "composite"]  # abs by way of abs.out, and that on the CPU
     assert answer["ranks"] == ["cpu", "native"]
-    assert answer["products"] == ["native", "cpu", "cpu", "native"]
+    assert answer["products"] == ["native", "native", "cpu", "native"]  # K = 17 is padded; M = 65 is too much
 
 
 def test_layouts(variant: Variant) -> None:
-    """A layout that a kernel lists is passed on; NCHW is made where it lists that; else the call goes elsewhere."""
+    """A layout that a kernel lists is passed on; another one is converted, to NCHW where it lists that."""
     answer = variant(
         """
         ops:
@@ -166,10 +166,10 @@ def test_layouts(variant: Variant) -> None:
     )
     assert answer["got"] == [True] * 4
     assert answer["rows"] == [
-        ["cpu", "cpu", "self has layout NCHW, npu_v3_max_pool takes NHWC"],
+        ["native", "npu_v3_max_pool", "self laid out as NHWC; the result laid out as NHWC"],
         ["native", "npu_v3_max_pool", ""],
         ["native", "npu_v3_avg_pool", ""],
-        ["native", "npu_v3_avg_pool", ""],
+        ["native", "npu_v3_avg_pool", "self made contiguous; the result made contiguous"],
     ]
     assert answer["transforms"] == ["self as float32, NCHW"]
 

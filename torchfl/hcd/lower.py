@@ -16,13 +16,14 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
     bfloat16_emulation        bool
     memory_bytes              size of the off-chip memory or None; unified: bool
     dtypes                    names, as in tensor.supported_dtypes
-    layouts                   all that some unit supports, in order of mention, or [default_layout]
+    layouts                   all that some unit supports, in order of mention; [] when no unit says
     default_layout, on_unsupported_dtype    text
     attention                 None, or {"enabled", "max_sequence_length", "supported_heads" (list or None), "beyond"}
     ops                       one row per operator that reaches the backend and per path, in declared order:
         op          "aten::mm", without overload        overload   text, or None for all
         declared    the name in the file                kernel     text, placeholders replaced
         dtypes      {"*": [...], argument: [...]}; "*" is always there and is the chip's dtypes when not given
+        int8_as     "uint8": int8 is handed over with 128 added, and given back without; or None
         layouts     list; [] means any                  where      list of conditions, all must hold:
                         {"name", "op": "in"|"min"|"max"|"multiple_of"|"equals"|"not", "values": [number or text],
                          "why": text}   booleans are 1 and 0; "not" means none of the values; what the declared name
@@ -121,7 +122,7 @@ def _absolute(descriptor: Descriptor, field: str) -> str | None:
 
 def _layouts(hcd: model.Hcd) -> list[str]:
     listed = [layout for unit in hcd.compute_units.units().values() for layout in unit.supported_layouts or []]
-    return list(dict.fromkeys(listed)) or [hcd.tensor.default_layout]
+    return list(dict.fromkeys(listed))
 
 
 def _op_rows(descriptor: Descriptor, op: model.Op, index: int) -> Iterable[dict[str, Any]]:
@@ -141,6 +142,7 @@ def _op_rows(descriptor: Descriptor, op: model.Op, index: int) -> Iterable[dict[
                 "declared": op.op,
                 "kernel": kernel,
                 "dtypes": _dtypes(path.dtypes or op.dtypes, descriptor.model, opnames.arguments(target)),
+                "int8_as": path.int8_as or op.int8_as,
                 "layouts": list(path.layouts or op.layouts or []),
                 "where": _implied(op.op) + _where(op) + (_where(path) if own else []),
                 "why": path.why or op.why or "",
@@ -176,6 +178,7 @@ def _conditions(descriptor: Descriptor, entry: model.Conditions, at: str, known:
     """When the kernel of an entry without paths may be used, what it costs, and where that is written."""
     return {
         "dtypes": _dtypes(entry.dtypes, descriptor.model, known),
+        "int8_as": entry.int8_as,
         "layouts": list(entry.layouts or []),
         "where": _where(entry),
         "why": entry.why or "",

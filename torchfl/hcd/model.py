@@ -222,6 +222,7 @@ class Conditions(Section):
     """When a kernel may be used."""
 
     dtypes: OpDTypes | None = None
+    int8_as: Literal["uint8"] | None = None
     layouts: Layouts | None = None
     where: Annotated[Where, BeforeValidator(lambda v: _need_mapping(v))] | None = None
     why: f.Text | None = None
