@@ -50,7 +50,17 @@ std::string list_text(const std::vector<double>&);  // "1, 2, 4"
 // Why `condition` does not hold, without the author's sentence; nullopt if it holds.
 std::optional<std::string> condition_fails(const Condition& condition, const std::string& kernel, const CallView& call);
 
-// Seconds that `row` takes for the call; nullopt = unknown.
-std::optional<double> estimate_seconds(const OpPath& row, const Chip& chip, const CallView& call);
+// What a row is estimated to take for a call, and the parts of it; see cost.cpp.
+struct Estimate {
+  double seconds = 0;
+  double launch = 0, batch = 1, starts = 0, compute = 0, memory = 0, hidden = 0;  // s, but `batch`
+  bool reuse = false, capped = false;
+  double left = 0, right = 0, cache = 0;   // bytes of the factors, and of the cache that keeps them
+  double left_reads = 1, right_reads = 1;  // how often each is fetched
+};
+// nullopt = unknown.
+std::optional<Estimate> estimate(const OpPath& row, const Chip& chip, const CallView& call);
+std::string cost_text(const Estimate& cost);  // one line for the user
+std::string microseconds(double seconds);     // "12.3 us"
 
 }  // namespace torchfl
