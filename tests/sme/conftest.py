@@ -40,17 +40,20 @@ def say(**values):
 @pytest.fixture
 def variant(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """`variant(yaml, code)`: loads a chip that is the shipped NPU-V3 with `yaml` on top, under a name of its own, and
-    runs `code` with it in a new process. Returns what the code passed to `say`, and `stderr`."""
+    runs `code` with it in a new process. `alone`: on nothing, but with the same adapter. Returns what the code passed to `say`, and `stderr`."""
     from torchfl import hcd
     from torchfl._paths import shipped_chips
 
     shipped = shipped_chips()["npu_v3"]
     library = hcd.load(shipped).lower()["adapter_library"]
 
-    def run(text: str, code: str, device_type: str = "variant", **env: str) -> dict[str, Any]:
+    def run(text: str, code: str, device_type: str = "variant", alone: bool = False, **env: str) -> dict[str, Any]:
         descriptor = tmp_path / f"{device_type}.yaml"
         parent = os.path.relpath(shipped, tmp_path)
-        head = f"hcd: 1\nextends: {parent}\nchip: {{device_type: {device_type}}}\nadapter: {{library: {library}}}\n"
+        head = f"extends: {parent}\nchip: {{device_type: {device_type}}}\n"
+        if alone:
+            head = f"chip: {{name: {device_type}, vendor: Tests, device_type: {device_type}}}\n"
+        head = f"hcd: 1\n{head}adapter: {{library: {library}}}\n"
         # What has no kernel goes to the CPU: these tests are about kernels, and those about programs say so.
         own = textwrap.dedent(text)
         descriptor.write_text(head + ("" if "fallback:" in own else "fallback: {default: cpu}\n") + own)
