@@ -109,8 +109,9 @@ def _print(report: dict[str, Any]) -> None:
     console().print(rows)
     for path in report["paths"]:
         moved = f", {size(path['host_bytes'])} across the host boundary" if path["host_bytes"] else ""
+        word = "call" if path["calls"] == 1 else "calls"
         out(
-            f"{path['path'] + ':':<10} {path['calls']:,} calls ({percent(path['calls_share'])}), "
+            f"{path['path'] + ':':<10} {path['calls']:,} {word} ({percent(path['calls_share'])}), "
             f"{_time(path['seconds'])} ({percent(path['seconds_share'])}){moved}"
         )
     waited = f"{report['seconds']:.2f} s in operators, each of which waited for the device"
