@@ -50,7 +50,7 @@ def paths(torchfl):
     for row in rows:
         calls[row["path"]] += row["calls"]
         seconds[row["path"]] += row["seconds"]
-        if row["path"] not in ("native", "composed", "composite"):
+        if row["path"] not in ("native", "composed", "composite", "transfer"):
             left.append({key: row[key] for key in ("op", "path", "calls", "host_bytes", "reason")})
     total, time_total = sum(calls.values()) or 1, sum(seconds.values()) or 1
     share = {path: {"calls": n / total, "time": seconds[path] / time_total} for path, n in calls.items()}

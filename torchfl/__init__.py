@@ -26,15 +26,17 @@ if TYPE_CHECKING:
         reset_stats,
         shutdown,
         stats,
+        step,
         strict,
         timing,
         transfers,
     )
     from torchfl._paths import get_include
-    from torchfl.errors import LoadError, UnsupportedOpError, VersionError
+    from torchfl.errors import BudgetError, LoadError, UnsupportedOpError, VersionError
     from torchfl.hcd import DescriptorError
 
 __all__ = [
+    "BudgetError",
     "DescriptorError",
     "LoadError",
     "LoadedChip",
@@ -52,12 +54,14 @@ __all__ = [
     "reset_stats",
     "shutdown",
     "stats",
+    "step",
     "strict",
     "timing",
     "transfers",
 ]
 
 _HOME = {
+    "BudgetError": "torchfl.errors",
     "DescriptorError": "torchfl.hcd",
     "LoadError": "torchfl.errors",
     "UnsupportedOpError": "torchfl.errors",

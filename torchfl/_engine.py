@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchfl import _autocast, hcd
+from torchfl import _autocast, _budget, hcd
 from torchfl._native import engine
 from torchfl._paths import shipped_chips
 from torchfl.errors import LoadError
@@ -134,7 +134,10 @@ def shutdown() -> None:
 
 def stats() -> list[dict[str, Any]]:
     """What ran where since the process began or `reset_stats`: one row for each (device, op, path, target, reason) with
-    `calls`, `host_bytes` (moved across the host boundary by it) and `seconds` (only of calls under `timing`)."""
+    `calls`, `host_bytes` (moved across the host boundary by it) and `seconds` (only of calls under `timing`).
+
+    `path` is native, composed, composite, custom or cpu; and transfer for what the caller itself copies between host
+    and devices (`.to()`, `.cpu()`, `.item()`), with the direction as `target`."""
     rows: list[dict[str, Any]] = engine().stats()
     return sorted(rows, key=lambda row: -row["calls"])
 
@@ -147,6 +150,13 @@ def transfers() -> dict[str, int]:
 def reset_stats() -> None:
     """Set every counter of `stats` to zero."""
     engine().reset_stats()
+
+
+def step() -> None:
+    """Mark the end of a step, for `fallback.budget` of the descriptors: call it once for each batch of an inference
+    loop. In training every `torch.optim.Optimizer.step` does. Raises `BudgetError` in strict mode, if more left a chip
+    since the last mark than its budget allows; otherwise one warning a process says so."""
+    _budget.mark()
 
 
 @contextlib.contextmanager
@@ -263,6 +273,7 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
         _autocast.install(c, descriptor)
         _compose.install(c, _lowered)
     _lowered[device_type] = lowered
+    _budget.install(c, _native_log().warning, device_type, lowered)
     _device_module.register(c, chip, lowered, is_first=first_chip)
     torch._C._has_torch_fl = True
     _loaded[device_type] = chip

@@ -12,5 +12,9 @@ class UnsupportedOpError(NotImplementedError):
     device, the dtype, what would be accepted, and a change that makes it so."""
 
 
+class BudgetError(UnsupportedOpError):
+    """In strict mode: more left the chip in a step than the descriptor's `fallback.budget` allows. The step is done."""
+
+
 class VersionError(LoadError):
     """The engine was compiled for another PyTorch than the one that is installed."""

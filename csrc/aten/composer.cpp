@@ -33,6 +33,10 @@ class ProgramCache {
     std::lock_guard<std::mutex> lock(mutex_);
     programs_.clear();
   }
+  size_t count() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return programs_.size();
+  }
 
  private:
   std::mutex mutex_;
@@ -158,6 +162,7 @@ void check_written(const OpState& op, at::ArrayRef<c10::IValue> args, int positi
 void set_compose_function(ComposeFunction function) { g_compose = function; }
 bool can_compose() { return g_compose != nullptr; }
 void forget_programs() { cache().clear(); }
+size_t program_count() { return cache().count(); }
 
 bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, BuiltPlan& built,
                   std::string* why) {

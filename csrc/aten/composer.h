@@ -34,5 +34,6 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
 bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack);
 
 void forget_programs();
+size_t program_count();  // how many signatures have a program, or the reason that there is none
 
 }  // namespace torchfl

@@ -171,6 +171,8 @@ void define_composer(py::module_& m) {
     forget_programs();
     forget_plans();
   });
+  // For tools and tests: what is kept of decided calls; plans are the calling thread's.
+  m.def("cache_sizes", [] { return py::dict(py::arg("plans") = plan_count(), py::arg("programs") = program_count()); });
 }
 
 }  // namespace torchfl

@@ -246,7 +246,7 @@ bool has_half(at::ArrayRef<c10::IValue> args) {
 
 void run_on_cpu(OpState& op, torch::jit::Stack* stack, OpCounters& counters, int device) {
   Timer timer(counters, device);
-  const uint64_t before = g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load();
+  const uint64_t before = bytes_moved();
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.handle.schema().arguments().size());
   const bool half = has_half(args);
   if (half && slow_in_half(op.schema.name)) {
@@ -270,8 +270,7 @@ void run_on_cpu(OpState& op, torch::jit::Stack* stack, OpCounters& counters, int
   } else {
     run_once(op, stack, device, false);
   }
-  counters.host_bytes.fetch_add(g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load() - before,
-                                std::memory_order_relaxed);
+  counters.host_bytes.fetch_add(bytes_moved() - before, std::memory_order_relaxed);
 }
 
 }  // namespace torchfl

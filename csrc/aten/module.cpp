@@ -226,9 +226,9 @@ py::dict properties(int index) {
   return out;
 }
 
-py::list stats_rows() {
+py::list stats_rows(bool whole, bool off_chip) {
   py::list rows;
-  for (const auto& row : stats::snapshot()) {
+  for (const auto& row : stats::snapshot(whole, off_chip ? stats::Which::off_chip : stats::Which::all)) {
     py::dict out;
     out["device"] = row.device;
     out["op"] = row.op;
@@ -278,6 +278,7 @@ py::dict explain_call(const std::string& op_name, const std::string& overload, c
     row["reason"] = attempt.reason;
     row["why"] = attempt.why;
     row["line"] = attempt.line;
+    row["cost"] = attempt.cost;
     attempts.append(row);
   }
   out["attempts"] = attempts;
@@ -357,6 +358,7 @@ PYBIND11_MODULE(_C, m) {
   stats::set_raise(&raise_unsupported);
   m.def("kernel_names", [](int index) { return runtime::device_unopened(index).chip->adapter->kernel_names(); });
   m.def("finish_autograd", &finish_autograd, py::call_guard<py::gil_scoped_release>());
+  m.def("is_strict", [] { return stats::g_strict.load(); });
   m.def("set_strict", [](bool on) { return stats::g_strict.exchange(on); });
   static auto* load_error = new py::exception<Error>(m, "LoadError", PyExc_RuntimeError);
   py::register_exception_translator([](std::exception_ptr pointer) {
@@ -404,7 +406,7 @@ PYBIND11_MODULE(_C, m) {
     if (entry.opened && !entry.device->lost()) guarded([&] { entry.allocator->empty_cache(); });
   });
 
-  m.def("stats", &stats_rows);
+  m.def("stats", &stats_rows, py::arg("whole") = false, py::arg("off_chip") = false);
   m.def("reset_stats", &stats::reset);
   m.def("set_timing", [](bool on) { return stats::g_timing.exchange(on); });
   m.def("transfers", &transfers);

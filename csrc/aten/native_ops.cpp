@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
@@ -14,6 +15,7 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include "attention.h"
 #include "hooks.h"
 #include "router.h"
 #include "transfer.h"
@@ -150,13 +152,73 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage_offset(self, std::move(storage), 0, {c10::SymInt(0)}, {});
 }
 
+// The row of a copy, by the way it went. What the chip could not do is told once, as every fallback is.
+OpCounters& copy_counters(std::atomic<OpCounters*>* cache, int index, const char* op, Way way) {
+  OpCounters* known = cache[index].load(std::memory_order_acquire);
+  if (C10_LIKELY(known != nullptr)) return *known;
+  const std::string label = runtime::label(index);
+  bool created = false;
+  auto row = [&](const char* path, const char* target, const std::string& reason = "") {
+    return &stats::counters(label, op, path, target, reason, &created);
+  };
+  switch (way) {
+    case Way::nothing:  // is not counted
+    case Way::block:
+      known = row("native", "copy");
+      break;
+    case Way::strided:
+      known = row("native", "copy_nd");
+      break;
+    case Way::host:
+      known = row("cpu", "cpu", "its adapter has no copy of these dtypes or strides (copy_nd)");
+      if (created) stats::log(2, std::string(op) + " on " + label + " runs on the CPU: " + known->reason);
+      break;
+    case Way::to_device:
+      known = row("transfer", "host to device");
+      break;
+    case Way::to_host:
+      known = row("transfer", "device to host");
+      break;
+    case Way::between:
+      known = row("transfer", "device to device");
+      break;
+  }
+  cache[index].store(known, std::memory_order_release);
+  return *known;
+}
+
+// Runs a copy between `ours` and whatever else, and counts it. `copy` returns the way it went.
+template <class Copy>
+void counted_copy(const at::Tensor& ours, const char* op, Copy&& copy) {
+  // One for each call site: the lambda's type is its own.
+  static std::atomic<OpCounters*> cache[size_t(Way::between) + 1][kMaxDevices];
+  const int index = ours.device().index();
+  const uint64_t before = bytes_moved();
+  Timer timer(index);
+  const Way way = copy();
+  if (way == Way::nothing) return;
+  OpCounters& counters = copy_counters(cache[size_t(way)], index, op, way);
+  timer.count(counters);
+  if (const uint64_t moved = bytes_moved() - before; moved > 0)
+    counters.host_bytes.fetch_add(moved, std::memory_order_relaxed);
+}
+
+const at::Tensor& of_ours(const at::Tensor& dst, const at::Tensor& src) {
+  return dst.device().type() == kDevice ? dst : src;
+}
+
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
-  return at::_local_scalar_dense(to_host(self));
+  at::Scalar number;
+  counted_copy(self, "aten::_local_scalar_dense", [&] {
+    number = at::_local_scalar_dense(to_host(self));
+    return Way::to_host;
+  });
+  return number;
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
-  copy_tensor(dst, self, non_blocking);
+  counted_copy(of_ours(dst, self), "aten::copy_", [&] { return copy_tensor(dst, self, non_blocking); });
   return dst;
 }
 
@@ -168,7 +230,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
       dst.resize_(self.sizes());
     }
   }
-  copy_tensor(dst, self, false);
+  counted_copy(of_ours(dst, self), "aten::copy_", [&] { return copy_tensor(dst, self, false); });
   return dst;
 }
 
@@ -181,7 +243,8 @@ at::Tensor& fill_from_tensor(at::Tensor& self, const at::Tensor& value) {
   TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(),
               " dimensions.");
   if (value.is_cpu()) return fill_scalar(self, value.item());
-  copy_tensor(self, value, false);  // broadcasts on the device: no element needs to visit the host
+  // Broadcasts on the device: no element needs to visit the host.
+  counted_copy(self, "aten::fill_", [&] { return copy_tensor(self, value, false); });
   return self;
 }
 
@@ -192,9 +255,16 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
 }
 
 // Which attention kernel `scaled_dot_product_attention` takes: 0 is the composite one, made of operators that are
-// routed.
-int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                         double, bool, std::optional<double>, bool) {
+// routed. Of those none knows that it is part of an attention, so its limits are looked at here. The composite one asks
+// by the stub and takes a c10::Error for "no preference"; what strict mode and limits raise is a Python error.
+int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
+                         const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
+  const Chip& chip = runtime::device_unopened(query.device().index()).chip->chip;
+  if (C10_LIKELY(!chip.attention || !chip.attention->beyond_is_error)) return 0;
+  const int64_t heads = query.dim() >= 3 ? query.size(-3) : -1;
+  const int64_t length = query.dim() >= 2 && key.dim() >= 2 ? std::max(query.size(-2), key.size(-2)) : -1;
+  const std::string beyond = beyond_attention(chip, heads, length);
+  if (C10_UNLIKELY(!beyond.empty())) stats::unsupported(beyond);
   return 0;
 }
 
@@ -284,3 +354,7 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
 }
 
 }  // namespace torchfl
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &torchfl::fused_sdp_choice)
+}  // namespace at::native

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "aten_handlers.h"
+#include "attention.h"
 #include "composer.h"
 #include "transfer.h"
 
@@ -348,8 +349,28 @@ void check_written_dtype(const OpState& op, int position, c10::ScalarType result
               target);
 }
 
+namespace {
+// Without a kernel nothing of a call matters but, for attention, the sizes of its tensors.
+Decision decide_unmapped(const OpState& op, at::ArrayRef<c10::IValue> args, const ChipEntry& chip) {
+  std::vector<uba_tensor> tensors(op.kernel_args.size());
+  std::vector<uba_value> values;
+  if (limits_attention(chip.chip, op.schema.name)) {
+    for (size_t k = 0; k < tensors.size(); k++) {
+      const c10::IValue& arg = args[size_t(op.kernel_args[k])];
+      uba_value& value = values.emplace_back();
+      if (!arg.isTensor() || !arg.toTensor().defined()) continue;
+      tensors[k] = view_of(arg.toTensor());
+      value.kind = UBA_TENSOR;
+      value.count = 1;
+      value.v.tensor = &tensors[k];
+    }
+  }
+  return chip.routes.decide({CallView{&op.schema, values.data(), int(values.size()), nullptr, 0}});
+}
+}  // namespace
+
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack, bool compose) {
+                     const Refused& refused, bool announce, bool pack, const std::string* program_refused) {
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;
@@ -363,8 +384,9 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
     decision.path = Path::cpu;
     decision.reason = reason;
-    std::string uncomposed;
-    if (compose && compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
+    std::string uncomposed = program_refused != nullptr ? "a kernel of it refused: " + *program_refused : "";
+    if (program_refused == nullptr && compose_here(op, args, signature, reason, announce, built, &uncomposed))
+      return std::move(built);
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
     go_elsewhere(op, plan, decision.reason, announce);
     if (plan.kind == Plan::Kind::cpu) plan.error = unsupported_text(op, args, plan, decision);
@@ -377,7 +399,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   }
   const bool mapped = chip.routes.has(op.schema.name);
   if (!mapped) {
-    decision = chip.routes.decide({CallView{&op.schema, nullptr, 0, nullptr, 0}});
+    decision = decide_unmapped(op, args, chip);
     if (decision.path == Path::error) {
       plan.kind = Plan::Kind::error;
       plan.error = unsupported_text(op, args, plan, decision);

@@ -65,7 +65,8 @@ struct Plan {
   int32_t output_dtype = 0;               // of outputs[0], as the ABI names it
 };
 
-// Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time.
+// Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time;
+// `program_refused`: the SDK's reason, if a kernel of its program did.
 using Refused = std::vector<std::pair<const OpPath*, std::string>>;
 struct BuiltPlan {
   std::unique_ptr<Plan> plan;
@@ -76,7 +77,8 @@ struct BuiltPlan {
   bool again = false;  // the operator's signature has grown (OpState::baked): read it again
 };
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack = false, bool compose = true);
+                     const Refused& refused, bool announce, bool pack = false,
+                     const std::string* program_refused = nullptr);
 
 // What PyTorch refuses to write to argument `position`: raises, if a result of `result` cannot become `target`.
 void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target);
@@ -86,6 +88,9 @@ void note_written_arguments(const OpState& op, const torch::jit::Stack& stack, s
 
 // The calling thread's plan for a signature, or NULL. It stays valid until the thread makes another call.
 const Plan* find_plan(const Signature& signature);
+
+// How many plans the calling thread keeps.
+size_t plan_count();
 
 // Allocates, fills in and runs. False: the kernel said "not supported" (its reason is in take_sdk_message()).
 bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack);

@@ -229,6 +229,7 @@ class PlanCache {
       return slot.plan.get();
     }
   }
+  size_t count() const { return count_; }
   int depth = 0;
   void leave() {
     if (--depth == 0 && !retired_.empty()) retired_.clear();
@@ -256,7 +257,7 @@ class PlanCache {
     count_ = 0;
   }
   void grow() {
-    constexpr size_t kMost = size_t(1) << 16;
+    constexpr size_t kMost = size_t(1) << 13;  // half of them plans, of a few KiB each
     if (slots_.size() >= kMost) {
       clear(1024);
       return;
@@ -304,6 +305,8 @@ void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
 
 const Plan* find_plan(const Signature& signature) { return t_plans.find(signature.hash(), signature); }
 
+size_t plan_count() { return t_plans.count(); }
+
 void forget_plans() { g_version.fetch_add(1); }
 
 namespace {
@@ -312,7 +315,7 @@ void run_without_program(OpState& op, at::ArrayRef<c10::IValue> args, const Sign
                          int device, torch::jit::Stack* stack) {
   const std::string refusal = take_sdk_message().text;
   stats::log(1, op.display + " on " + runtime::label(device) + ": a kernel of its program refused: " + refusal);
-  BuiltPlan built = build_plan(op, args, signature, device, {}, true, /*pack=*/false, /*compose=*/false);
+  BuiltPlan built = build_plan(op, args, signature, device, {}, true, /*pack=*/false, &refusal);
   run_elsewhere(*t_plans.put(hash, std::move(built.plan)), op, stack);
 }
 }  // namespace
@@ -507,26 +510,22 @@ uint64_t now() {
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
           .count());
 }
-uint64_t host_bytes() {
-  return g_transfers.to_device_bytes.load(std::memory_order_relaxed) +
-         g_transfers.to_host_bytes.load(std::memory_order_relaxed);
-}
 }  // namespace
 
 void Timer::start() {
   runtime::device(index_).synchronize(runtime::current_stream(index_));
   running_ = true;
-  bytes_ = host_bytes();
   began_ = now();
 }
 
 void Timer::stop() noexcept {
+  if (counters_ == nullptr) return;
   try {
     runtime::device(index_).synchronize(runtime::current_stream(index_));
   } catch (...) {
     return;  // the failure surfaces at the user's own synchronise
   }
-  counters_.nanoseconds.fetch_add(now() - began_, std::memory_order_relaxed);
+  counters_->nanoseconds.fetch_add(now() - began_, std::memory_order_relaxed);
 }
 
 // ------------------------------------------------------------------------------------------------ registration

@@ -74,9 +74,14 @@ void forget_plans();  // every thread's, at its next call
 OpCounters& begin_builtin(std::atomic<OpCounters*>* cache, int index, const char* op, const char* target);
 class Timer {
  public:
-  Timer(OpCounters& counters, int index) : counters_(counters), index_(index) {
-    counters.calls.fetch_add(1, std::memory_order_relaxed);
+  Timer(OpCounters& counters, int index) : Timer(index) { count(counters); }
+  // What the call is to be counted as shows only afterwards: `count` tells. A call that raises before is not counted.
+  explicit Timer(int index) : index_(index) {
     if (C10_UNLIKELY(stats::g_timing.load(std::memory_order_relaxed))) start();
+  }
+  void count(OpCounters& counters) {
+    counters_ = &counters;
+    counters.calls.fetch_add(1, std::memory_order_relaxed);
   }
   ~Timer() {
     if (C10_UNLIKELY(running_)) stop();
@@ -86,10 +91,10 @@ class Timer {
  private:
   void start();
   void stop() noexcept;
-  OpCounters& counters_;
+  OpCounters* counters_ = nullptr;
   int index_;
   bool running_ = false;
-  uint64_t began_ = 0, bytes_ = 0;
+  uint64_t began_ = 0;
 };
 template <class F>
 void builtin_call(const at::Tensor& self, const char* op, const char* target, F&& body) {

@@ -52,14 +52,20 @@ OpCounters& counters(const std::string& device, const std::string& op, const std
   return *raw;
 }
 
-std::vector<Row> snapshot() {
+std::vector<Row> snapshot(bool whole, Which which) {
+  // A call that its kernel refuses is taken back, which may be after a reset.
+  auto since = [whole](const std::atomic<uint64_t>& now, uint64_t before) {
+    const uint64_t value = now.load(), base = whole ? 0 : before;
+    return value > base ? value - base : 0;
+  };
   std::lock_guard<std::mutex> lock(g_mutex);
   std::vector<Row> rows;
   for (const auto& c : g_counters) {
-    const uint64_t calls = c->calls.load();
+    if (which == Which::off_chip && c->path != "cpu" && c->path != "custom") continue;
+    const uint64_t calls = since(c->calls, c->calls_before);
     if (calls > 0)
-      rows.push_back(
-          {c->device, c->op, c->path, c->target, c->reason, calls, c->nanoseconds.load(), c->host_bytes.load()});
+      rows.push_back({c->device, c->op, c->path, c->target, c->reason, calls,
+                      since(c->nanoseconds, c->nanoseconds_before), since(c->host_bytes, c->host_bytes_before)});
   }
   return rows;
 }
@@ -67,9 +73,9 @@ std::vector<Row> snapshot() {
 void reset() {
   std::lock_guard<std::mutex> lock(g_mutex);
   for (const auto& c : g_counters) {
-    c->calls = 0;
-    c->nanoseconds = 0;
-    c->host_bytes = 0;
+    c->calls_before = c->calls;
+    c->nanoseconds_before = c->nanoseconds;
+    c->host_bytes_before = c->host_bytes;
   }
 }
 

@@ -1,4 +1,5 @@
 // stats.h: what ran where, how often, and why: one counter set for each (device, operator, path, target, reason).
+// Paths are those of a decision, "composite", and "transfer": bytes that the caller moves between host and devices.
 //
 // Contract: a counter is found once, when a call is first decided, and then bumped without locks. Cheap enough to be
 // always on. Times are taken only while `timing` is on, and then every call waits for the device, so that its time is
@@ -18,6 +19,8 @@ struct OpCounters {
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> nanoseconds{0};  // while timing
   std::atomic<uint64_t> host_bytes{0};   // that this operator moved across the host boundary
+  // As they stood at the last reset, which sets nothing to zero: a whole run can be told whatever is reset in it.
+  uint64_t calls_before = 0, nanoseconds_before = 0, host_bytes_before = 0;
 };
 
 namespace stats {
@@ -30,7 +33,9 @@ struct Row {
   std::string device, op, path, target, reason;
   uint64_t calls, nanoseconds, host_bytes;
 };
-std::vector<Row> snapshot();
+// Since the last reset, or (`whole`) since the process began; of all counters, or of those that left the chip.
+enum class Which { all, off_chip };
+std::vector<Row> snapshot(bool whole = false, Which which = Which::all);
 void reset();
 
 // The user's log: 0 debug, 1 info, 2 warning, 3 error. Lines go to Python's logging once it has told us how.

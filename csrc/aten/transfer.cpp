@@ -6,12 +6,15 @@
 #include <c10/util/safe_numerics.h>
 
 #include "kept.h"
+#include "stats.h"
 
 namespace torchfl {
 
 TransferCounters g_transfers;
 
 namespace {
+
+thread_local uint64_t t_bytes_moved = 0;
 
 void count(std::atomic<uint64_t>& copies, std::atomic<uint64_t>& bytes, uint64_t moved) {
   copies.fetch_add(1, std::memory_order_relaxed);
@@ -21,11 +24,13 @@ void count(std::atomic<uint64_t>& copies, std::atomic<uint64_t>& bytes, uint64_t
 void bytes_to_host(DeviceEntry& entry, void* dst, const void* src, uint64_t bytes) {
   guarded([&] { entry.device->copy(runtime::current_stream(entry.index), dst, src, bytes, UBA_DEVICE_TO_HOST); });
   count(g_transfers.to_host_copies, g_transfers.to_host_bytes, bytes);
+  t_bytes_moved += bytes;
 }
 
 void bytes_to_device(DeviceEntry& entry, void* dst, const void* src, uint64_t bytes) {
   guarded([&] { entry.device->copy(runtime::current_stream(entry.index), dst, src, bytes, UBA_HOST_TO_DEVICE); });
   count(g_transfers.to_device_copies, g_transfers.to_device_bytes, bytes);
+  t_bytes_moved += bytes;
 }
 
 char* address(const at::Tensor& tensor) {
@@ -152,7 +157,18 @@ void device_to_device(const at::Tensor& dst, const at::Tensor& src) {
   host_to_device(dst, to_host(packed), /*stable=*/true);
 }
 
+// Strict mode: nothing that the CPU does to a device's memory goes unseen.
+void refuse_if_strict(const DeviceEntry& entry, const at::Tensor& dst, const at::Tensor& src) {
+  if (C10_LIKELY(!stats::g_strict.load(std::memory_order_relaxed))) return;
+  stats::unsupported(
+      c10::str("Op 'aten::copy_' not supported on device '", entry.label, "' from ", src.scalar_type(),
+               " with strides ", src.strides(), " to ", dst.scalar_type(), " with strides ", dst.strides(),
+               ": its adapter has no such copy (copy_nd). It would run on the CPU, which ", "strict mode forbids."));
+}
+
 }  // namespace
+
+uint64_t bytes_moved() { return t_bytes_moved; }
 
 bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
@@ -237,36 +253,39 @@ at::Tensor to_device(const at::Tensor& host, int index) {
   return out;
 }
 
-void copy_on_device(const at::Tensor& dst, const at::Tensor& src) {
-  if (dst.numel() == 0) return;
+Way copy_on_device(const at::Tensor& dst, const at::Tensor& src) {
+  if (dst.numel() == 0) return Way::nothing;
   DeviceEntry& entry = runtime::device(dst.device().index());
   if (dst.scalar_type() == src.scalar_type() && same_strides(dst, src)) {
-    if (address(dst) == address(src)) return;
+    if (address(dst) == address(src)) return Way::nothing;
     if (is_dense(dst)) {
       guarded([&] {
         entry.device->copy(runtime::current_stream(entry.index), address(dst), address(src),
                            uint64_t(dst.numel()) * dst.itemsize(), UBA_DEVICE_TO_DEVICE);
       });
-      return;
+      return Way::block;
     }
   }
-  if (chip_copies(entry, dst, src)) return;
+  if (chip_copies(entry, dst, src)) return Way::strided;
+  refuse_if_strict(entry, dst, src);
   if (entry.device->host_accessible()) {
     to_host(dst).copy_(to_host(src));
-    return;
+    return Way::host;
   }
   if (is_dense(dst)) {
     host_to_device(dst, to_host(src), /*stable=*/true);
-    return;
+    return Way::host;
   }
   // Neither dense nor something the chip can scatter: change the covered bytes on the host and put them back.
   at::Tensor window = to_host(dst.as_strided({span_of(dst)}, {1}, dst.storage_offset()));
   window.as_strided(dst.sizes(), dst.strides(), 0).copy_(to_host(src));
   host_to_device(dst.as_strided({span_of(dst)}, {1}, dst.storage_offset()), window, /*stable=*/true);
+  return Way::host;
 }
 
-void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
-  if (dst.numel() == 0) return;
+Way copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
+  if (dst.numel() == 0) return Way::nothing;
+  Way way;
   at::assert_no_internal_overlap(dst);
   if (dst.device().type() == kDevice) note_written(dst);
   at::Tensor to = dst, from = src;
@@ -281,19 +300,23 @@ void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking
   const bool to_ours = to.device().type() == kDevice, from_ours = from.device().type() == kDevice;
   if (to_ours && from_ours && to.device() == from.device()) {
     at::assert_no_partial_overlap(to, from);
-    copy_on_device(to, from);
+    way = copy_on_device(to, from);
   } else if (to_ours && from_ours) {
+    way = Way::between;
     device_to_device(to, from);
   } else if (to_ours) {
     TORCH_CHECK(from.is_cpu(), "cannot copy from ", from.device(), " to ", to.device(), ": go through the CPU");
+    way = Way::to_device;
     host_to_device(to, from, non_blocking && from.is_pinned());
   } else {
     TORCH_CHECK(to.is_cpu(), "cannot copy from ", from.device(), " to ", to.device(), ": go through the CPU");
+    way = Way::to_host;
     device_to_host(to, from, non_blocking && !conjugate && !negate);
   }
   // The imaginary parts change sign where they are: conj_physical_ would need a kernel of its own.
   if (conjugate) at::view_as_real(to).select(-1, 1).neg_();
   if (negate) to.neg_();
+  return way;
 }
 
 void fill_tensor(const at::Tensor& whole, const c10::Scalar& value) {

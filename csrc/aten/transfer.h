@@ -15,6 +15,11 @@ struct TransferCounters {
       peer_bytes{0};
 };
 extern TransferCounters g_transfers;
+// Bytes that the calling thread has moved across the host boundary: what one operator moves is the difference.
+uint64_t bytes_moved();
+
+// Which way a copy went. `host`: on one device, but by the CPU, because the chip has no such copy.
+enum class Way { nothing, block, strided, host, to_device, to_host, between };
 
 // A new, uninitialised tensor on device `index`; strides are taken as they are. No dispatcher call.
 at::Tensor empty_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides);
@@ -24,10 +29,10 @@ at::Tensor empty_planned(int index, c10::ScalarType dtype, c10::IntArrayRef size
 at::Tensor empty_contiguous_on(int index, c10::ScalarType dtype, c10::IntArrayRef sizes);
 
 // dst = src, where dst.sizes() may be larger (broadcast); any dtypes, strides, devices; the body of `copy_`.
-void copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking);
+Way copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking);
 
-// dst = src on one device, equal sizes.
-void copy_on_device(const at::Tensor& dst, const at::Tensor& src);
+// dst = src on one device, equal sizes. In strict mode, a copy that the chip has not raises.
+Way copy_on_device(const at::Tensor& dst, const at::Tensor& src);
 
 // The tensor's values as a CPU tensor of equal sizes. Strides are kept where that moves few more bytes than there are
 // elements. On a chip whose memory the host can read, it is a view. `wait` false: the bytes are there after the next

@@ -15,6 +15,7 @@
 // longer: 1 with prefetch, else 0), reuse (1: as above).
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "route_parts.h"
 
@@ -44,9 +45,55 @@ double passes(double left, double right, double cache) {
   return std::max(1.0, std::ceil(left / (cache / 2)));
 }
 
+std::string amount(double bytes) {
+  static const std::pair<const char*, double> kUnits[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}};
+  char text[32];
+  for (const auto& [unit, factor] : kUnits) {
+    if (bytes < factor) continue;
+    std::snprintf(text, sizeof(text), "%.4g %s", bytes / factor, unit);
+    return text;
+  }
+  std::snprintf(text, sizeof(text), "%.0f B", bytes);
+  return text;
+}
+
+std::string times(double count) { return count == 1 ? "once" : number_text(count) + " times"; }
+
+// Which of the three cases of the memory term it was.
+std::string cache_text(const Estimate& cost) {
+  if (!cost.reuse)
+    return "nothing is kept: the left factor is read " + times(cost.left_reads) + ", the right one " +
+           times(cost.right_reads);
+  if (cost.cache <= 0) return "the cache's size is not stated: each factor is taken to be read once";
+  if (cost.left + cost.right <= cost.cache)
+    return "both factors (" + amount(cost.left + cost.right) + ") fit in the cache of " + amount(cost.cache) +
+           " and are read once";
+  return "both factors (" + amount(cost.left + cost.right) + ") are more than the cache of " + amount(cost.cache) +
+         ": with parts of the left one (" + amount(cost.left) + ") in half of it, the right one is read " +
+         times(cost.right_reads);
+}
+
 }  // namespace
 
-std::optional<double> estimate_seconds(const OpPath& row, const Chip& chip, const CallView& call) {
+std::string microseconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g us", seconds * 1e6);
+  return text;
+}
+
+std::string cost_text(const Estimate& cost) {
+  std::string text = microseconds(cost.seconds) + " = " + microseconds(cost.launch) + " launch + ";
+  if (cost.batch != 1) text += number_text(cost.batch) + " x ";
+  text += "(";
+  if (cost.starts > 0) text += microseconds(cost.starts) + " tile starts + ";
+  text += microseconds(cost.compute) + " compute + " + microseconds(cost.memory) + " memory";
+  if (cost.hidden > 0) text += " - " + microseconds(cost.hidden) + " overlapped";
+  text += ")";
+  if (cost.transforms > 0) text += " + " + microseconds(cost.transforms) + " conversions";
+  return text + (cost.capped ? ", held back by the power cap" : "") + "; " + cache_text(cost);
+}
+
+std::optional<Estimate> estimate(const OpPath& row, const Chip& chip, const CallView& call) {
   if (family_of(call.schema->name) != Family::matmul) return std::nullopt;
   const std::vector<double> of_m = derived_quantity(call, "M"), of_n = derived_quantity(call, "N"),
                             of_k = derived_quantity(call, "K"), of_batch = derived_quantity(call, "batch");
@@ -61,21 +108,28 @@ std::optional<double> estimate_seconds(const OpPath& row, const Chip& chip, cons
   const double size = double(dtype_size(dtype));
   const double tile_m = term(row, "tile_m", 0), tile_n = term(row, "tile_n", 0), tile_k = term(row, "tile_k", 0);
   const double operations = 2 * padded(m, tile_m) * padded(n, tile_n) * padded(k, tile_k);
-  double bytes = m * n * size;
-  if (term(row, "reuse", 0) > 0) {
-    const double left = m * k * size, right = k * n * size;
-    bytes += left + right * passes(left, right, term(row, "cache", 0));
-  } else {
-    bytes += padded(m, tile_m) * k * size * tiles(n, tile_n) + k * padded(n, tile_n) * size * tiles(m, tile_m);
-  }
-  const double compute = operations / peak, memory = bytes / bandwidth;
-  const double starts = term(row, "tile_start", 0) * tiles(m, tile_m) * tiles(n, tile_n);
+  Estimate out;
+  out.reuse = term(row, "reuse", 0) > 0;
+  out.cache = term(row, "cache", 0);
+  out.left = (out.reuse ? m : padded(m, tile_m)) * k * size;
+  out.right = k * (out.reuse ? n : padded(n, tile_n)) * size;
+  out.left_reads = out.reuse ? 1 : tiles(n, tile_n);
+  out.right_reads = out.reuse ? passes(out.left, out.right, out.cache) : tiles(m, tile_m);
+  const double bytes = m * n * size + out.left * out.left_reads + out.right * out.right_reads;
   const double overlap = term(row, "overlap", term(row, "prefetch", 0) > 0 ? 1 : 0);
-  const double time = launch + batch * (starts + compute + memory - overlap * std::min(compute, memory));
+  out.launch = launch;
+  out.batch = batch;
+  out.compute = operations / peak;
+  out.memory = bytes / bandwidth;
+  out.starts = term(row, "tile_start", 0) * tiles(m, tile_m) * tiles(n, tile_n);
+  out.hidden = overlap * std::min(out.compute, out.memory);
+  out.seconds = launch + batch * (out.starts + out.compute + out.memory - out.hidden);
 
   const double each = term(row, "energy", term(row, "energy" + suffix, 0));
   const double energy = batch * (operations * each + bytes * term(row, "energy_byte", 0));
-  return chip.power_cap > 0 && energy > 0 ? std::max(time, energy / chip.power_cap) : time;
+  out.capped = chip.power_cap > 0 && energy / chip.power_cap > out.seconds;
+  if (out.capped) out.seconds = energy / chip.power_cap;
+  return out;
 }
 
 std::optional<double> transform_seconds(const OpPath& row, const Chip& chip, const CallView& call,

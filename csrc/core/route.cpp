@@ -1,46 +1,29 @@
 // route.cpp: walks the rows of an operator and says which fits, or of each why not.
 //
 // Contract: see route.h. Rows are tried in declared order and the first that fits wins, unless the cost of every
-// fitting row is known (cost.cpp). Checks (row_check.cpp) run from the general to the particular, and the reason that is reported to
-// the user is that of the row that got furthest, because it is the nearest to what he wanted.
+// fitting row is known (cost.cpp). Checks (row_check.cpp) run from the general to the particular, and the reason that
+// is reported to the user is that of the row that got furthest, because it is the nearest to what he wanted.
 #include "route.h"
 
 #include <algorithm>
-#include <cstdio>
 
+#include "attention.h"
 #include "route_parts.h"
 
 namespace torchfl {
 namespace {
 
-std::string microseconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.3g us", seconds * 1e6);
-  return text;
-}
-
 std::string with_why(const std::string& reason, const std::string& why) {
   return why.empty() ? reason : reason + " (" + why + ")";
 }
 
-// Limits of the attention unit are hard: nothing is tried beyond them.
 std::string beyond_attention(const Chip& chip, const CallView& call) {
-  if (!chip.attention || !chip.attention->enabled || family_of(call.schema->name) != Family::attention) return "";
-  const Attention& unit = *chip.attention;
-  const std::vector<double> heads = derived_quantity(call, "heads"), length = derived_quantity(call, "seq_len");
-  if (!heads.empty() && !unit.supported_heads.empty() &&
-      std::find(unit.supported_heads.begin(), unit.supported_heads.end(), int64_t(heads[0])) ==
-          unit.supported_heads.end()) {
-    std::string supported;
-    for (int64_t count : unit.supported_heads) supported += (supported.empty() ? "" : ", ") + std::to_string(count);
-    return "attention with num_heads=" + number_text(heads[0]) + " is not supported on " + chip.name +
-           " (supported: " + supported + ")";
-  }
-  if (!length.empty() && unit.max_sequence_length > 0 && length[0] > double(unit.max_sequence_length)) {
-    return "attention with sequence length " + number_text(length[0]) + " is not supported on " + chip.name +
-           " (at most " + std::to_string(unit.max_sequence_length) + ")";
-  }
-  return "";
+  if (family_of(call.schema->name) != Family::attention) return "";
+  auto first = [&](const char* quantity) {
+    const std::vector<double> values = derived_quantity(call, quantity);
+    return values.empty() ? int64_t(-1) : int64_t(values[0]);
+  };
+  return torchfl::beyond_attention(chip, first("heads"), first("seq_len"));
 }
 
 struct Fit {
@@ -51,14 +34,16 @@ struct Fit {
 
 // The cheapest fit, with what its transforms cost. Where a cost is unknown: the first declared of those that take the
 // call as it is, else the first declared.
-size_t cheapest(const std::vector<Fit>& fits, std::vector<double>* costs) {
+size_t cheapest(const std::vector<Fit>& fits, std::vector<Estimate>* costs) {
   costs->clear();
+  if (fits.size() < 2) return 0;
   for (const Fit& fit : fits) {
-    if (fit.outcome.seconds && fit.outcome.transform_seconds)
-      costs->push_back(*fit.outcome.seconds + *fit.outcome.transform_seconds);
+    if (fit.outcome.cost) costs->push_back(*fit.outcome.cost);
   }
-  if (costs->size() == fits.size())
-    return size_t(std::min_element(costs->begin(), costs->end()) - costs->begin());
+  if (costs->size() == fits.size()) {
+    auto less = [](const Estimate& a, const Estimate& b) { return a.seconds < b.seconds; };
+    return size_t(std::min_element(costs->begin(), costs->end(), less) - costs->begin());
+  }
   costs->clear();
   auto as_it_is = std::find_if(fits.begin(), fits.end(), [](const Fit& fit) { return fit.outcome.transforms.empty(); });
   return as_it_is == fits.end() ? 0 : size_t(as_it_is - fits.begin());
@@ -82,6 +67,27 @@ void fall_back(const Chip& chip, const std::string& choice, bool has_own, bool u
 }
 
 }  // namespace
+
+std::string beyond_attention(const Chip& chip, int64_t heads, int64_t length) {
+  if (!chip.attention || !chip.attention->enabled) return "";
+  const Attention& unit = *chip.attention;
+  const std::vector<int64_t>& known = unit.supported_heads;
+  if (heads >= 0 && !known.empty() && std::find(known.begin(), known.end(), heads) == known.end()) {
+    std::string supported;
+    for (int64_t count : known) supported += (supported.empty() ? "" : ", ") + std::to_string(count);
+    return "attention with num_heads=" + std::to_string(heads) + " is not supported on " + chip.name +
+           " (supported: " + supported + ")";
+  }
+  if (unit.max_sequence_length > 0 && length > unit.max_sequence_length) {
+    return "attention with sequence length " + std::to_string(length) + " is not supported on " + chip.name +
+           " (at most " + std::to_string(unit.max_sequence_length) + ")";
+  }
+  return "";
+}
+
+bool limits_attention(const Chip& chip, const std::string& op) {
+  return chip.attention && chip.attention->enabled && family_of(op) == Family::attention;
+}
 
 const char* path_name(Path path) {
   switch (path) {
@@ -170,16 +176,17 @@ Decision RouteTable::decide(const Query& query) const {
     return decision;
   }
 
-  std::vector<double> costs;
+  std::vector<Estimate> costs;
   const size_t best = cheapest(fits, &costs);
   for (size_t i = 0; i < fits.size(); ++i) {
     Attempt& attempt = decision.attempts[fits[i].attempt];
     attempt.taken = i == best;
+    if (!costs.empty()) attempt.cost = cost_text(costs[i]);
     if (i == best) continue;
     attempt.reason = costs.empty() ? fits[best].row->kernel + (i > best ? " fits and was declared first"
                                                                        : " fits without a conversion")
-                                   : "takes " + microseconds(costs[i]) + ", " + fits[best].row->kernel + " takes " +
-                                         microseconds(costs[best]);
+                                   : "takes " + microseconds(costs[i].seconds) + ", " + fits[best].row->kernel +
+                                         " takes " + microseconds(costs[best].seconds);
   }
   decision.path = Path::native;
   decision.row = fits[best].row;

@@ -49,9 +49,10 @@ struct Attempt {  // one path that was looked at, in order
   Path path;
   std::string target;  // kernel name, or "cpu"
   bool taken = false;
-  std::string reason;  // why not; "" when taken
-  std::string why;     // the descriptor author's own sentence, if there is one
-  int line = 0;        // in the descriptor; 0 = none
+  std::string reason;     // why not; "" when taken
+  std::string why;        // the descriptor author's own sentence, if there is one
+  int line = 0;           // in the descriptor; 0 = none
+  std::string cost = {};  // what it was estimated to take, and of what that is made; "" = unknown, or nothing to choose
 };
 
 struct Decision {

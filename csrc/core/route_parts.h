@@ -50,9 +50,20 @@ std::string list_text(const std::vector<double>&);  // "1, 2, 4"
 // Why `condition` does not hold, without the author's sentence; nullopt if it holds.
 std::optional<std::string> condition_fails(const Condition& condition, const std::string& kernel, const CallView& call);
 
-// Seconds that `row` takes for the call; nullopt = unknown.
-std::optional<double> estimate_seconds(const OpPath& row, const Chip& chip, const CallView& call);
-// Seconds that preparing arguments and putting results in their place adds; nullopt = unknown, 0 without transforms.
+// What a row is estimated to take for a call, and the parts of it; see cost.cpp.
+struct Estimate {
+  double seconds = 0;
+  double launch = 0, batch = 1, starts = 0, compute = 0, memory = 0, hidden = 0;  // s, but `batch`
+  bool reuse = false, capped = false;
+  double left = 0, right = 0, cache = 0;   // bytes of the factors, and of the cache that keeps them
+  double left_reads = 1, right_reads = 1;  // how often each is fetched
+  double transforms = 0;                   // s: preparing arguments, and putting results in their place
+};
+// nullopt = unknown.
+std::optional<Estimate> estimate(const OpPath& row, const Chip& chip, const CallView& call);
+std::string cost_text(const Estimate& cost);  // one line for the user
+std::string microseconds(double seconds);     // "12.3 us"
+// Seconds that the transforms add; nullopt = unknown, 0 without any.
 std::optional<double> transform_seconds(const OpPath& row, const Chip& chip, const CallView& call,
                                         const std::vector<Transform>& transforms);
 
@@ -64,8 +75,7 @@ struct Outcome {
   std::string reason;  // why it does not fit; if it does, what the transforms do
   std::string why;     // the descriptor author's sentence
   std::vector<Transform> transforms;
-  std::optional<double> seconds;          // of the kernel alone, on what it will be given
-  std::optional<double> transform_seconds;
+  std::optional<Estimate> cost;  // of the kernel on what it will be given, and of the transforms
 };
 // One row against one call (row_check.cpp).
 Outcome check_row(const Chip& chip, const std::string& chip_name, const RouteTable::Query& query, const OpPath& row);

@@ -63,13 +63,21 @@ class RowCheck {
       align();
       out_.reason = stand_ins_.text();
       out_.transforms = stand_ins_.transforms();
-      out_.seconds = estimate_seconds(row_, chip_, call_);
-      out_.transform_seconds = transform_seconds(row_, chip_, query_.call, out_.transforms);
+      price();
     }
     return std::move(out_);
   }
 
  private:
+  void price() {
+    out_.cost = estimate(row_, chip_, call_);
+    const std::optional<double> added = transform_seconds(row_, chip_, query_.call, out_.transforms);
+    if (!added) out_.cost.reset();
+    if (!out_.cost) return;
+    out_.cost->transforms = *added;
+    out_.cost->seconds += *added;
+  }
+
   bool fail(Stage stage, std::string reason, std::string why = "") {
     out_.stage = stage;
     out_.reason = std::move(reason);

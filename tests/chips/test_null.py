@@ -105,7 +105,7 @@ def test_a_training_step_touches_nothing_else() -> None:
     torchfl.reset_stats()
     net(torch.ones(3, 4).to(d)).square().mean().backward()
     optimizer.step()
-    assert {r["path"] for r in torchfl.stats()} <= {"native", "composed", "composite"}
+    assert {r["path"] for r in torchfl.stats()} <= {"native", "composed", "composite", "transfer"}
 
 
 @recorded

@@ -97,7 +97,10 @@ def test_the_dispatch_benchmark_prints_one_json_object() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert {"native_over_cpu", "native_over_handwritten", "fallback_over_stock", "latency_us"} <= figures.keys()
+    assert {*figures["limits"], "latency_us", "many_shapes"} <= figures.keys()
+    assert {"native_over_cpu", "composed_gelu_over_native_add", "first_trace_ms"} <= figures["limits"].keys()
+    assert figures["traces_next_process"] == 0
+    assert figures["many_shapes"]["traces"] == 0 and figures["many_shapes"]["most_plans"] <= 4096
     assert isinstance(figures["noisy"], bool)
     assert figures["machine"]["torch"] == torch.__version__
     assert all(value["rounds"] == 3 and value["median"] > 0 for value in figures["times_us"].values())

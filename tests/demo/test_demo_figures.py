@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from torchfl import pages
 from torchfl.demo import figures, page
 from torchfl.demo.watch import Counts, Crossing, Step
 
@@ -203,8 +204,8 @@ def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None
     ("share", "text"), [(0, "0%"), (1, "100%"), (0.00001, "<0.1%"), (0.99999, ">99.9%"), (0.123, "12.3%")]
 )
 def test_percentages_never_hide_something(share: float, text: str) -> None:
-    assert page.percent(share) == text
+    assert pages.percent(share) == text
 
 
 def test_sizes() -> None:
-    assert [page.size(n) for n in (8, 2048, 3 << 20, 5 << 30)] == ["8 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
+    assert [pages.size(n) for n in (8, 2048, 3 << 20, 5 << 30)] == ["8 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]

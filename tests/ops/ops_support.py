@@ -116,7 +116,11 @@ class Watched(list):  # type: ignore[type-arg]
 
     def elsewhere(self) -> list[str]:
         """Everything that did not run on the chip, one line each."""
-        return [f"{r['op']} x{r['calls']}: {r['path']}: {r['reason']}" for r in self if r["path"] not in ("native",)]
+        return [
+            f"{r['op']} x{r['calls']}: {r['path']}: {r['reason']}"
+            for r in self
+            if r["path"] not in ("native", "transfer")
+        ]
 
     def count(self, path: str) -> int:
         return sum(row["calls"] for row in self if row["path"] == path)

@@ -40,8 +40,8 @@ def say(**values):
 @pytest.fixture
 def variant(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """`variant(yaml, code)`: loads a chip that is the shipped NPU-V3 with `yaml` on top, under a name of its own, and
-    runs `code` with it in a new process. Returns what the code passed to `say`, and `stderr`. With `alone`, `yaml` is
-    all of the descriptor but its name and adapter."""
+    runs `code` with it in a new process. `alone`: on nothing, but with the same adapter. Returns what the code passed
+    to `say`, and `stderr`."""
     from torchfl import hcd
     from torchfl._paths import shipped_chips
 
@@ -51,9 +51,10 @@ def variant(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def run(text: str, code: str, device_type: str = "variant", alone: bool = False, **env: str) -> dict[str, Any]:
         descriptor = tmp_path / f"{device_type}.yaml"
         parent = os.path.relpath(shipped, tmp_path)
-        head = f"hcd: 1\nadapter: {{library: {library}}}\n"
-        name = "" if not alone else "name: Variant, vendor: Example, version: 1.0.0, "
-        head += f"chip: {{{name}device_type: {device_type}}}\n" + ("" if alone else f"extends: {parent}\n")
+        head = f"extends: {parent}\nchip: {{device_type: {device_type}}}\n"
+        if alone:
+            head = f"chip: {{name: {device_type}, vendor: Tests, device_type: {device_type}}}\n"
+        head = f"hcd: 1\n{head}adapter: {{library: {library}}}\n"
         # What has no kernel goes to the CPU: these tests are about kernels, and those about programs say so.
         own = textwrap.dedent(text)
         descriptor.write_text(head + ("" if "fallback:" in own else "fallback: {default: cpu}\n") + own)

@@ -117,7 +117,7 @@ def _attempt(row: dict[str, Any], call: Any, dtype: torch.dtype, device: str) ->
         torch.manual_seed(0)
         torchfl.reset_stats()
         result = call.function(*there_args, **there_kwargs)
-        ran = [r for r in torchfl.stats() if r["device"] == device and r["path"] != "composite"]
+        ran = [r for r in torchfl.stats() if r["device"] == device and r["path"] not in ("composite", "transfer")]
         mine = [r for r in ran if bare(r["op"]) == bare(row["op"])]
         if not any(r["path"] == "native" and r["target"] == row["kernel"] for r in mine):
             what = "; ".join(dict.fromkeys(f"{r['path']} ({r['reason'] or r['target']})" for r in mine or ran))

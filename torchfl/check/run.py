@@ -49,8 +49,8 @@ class Direction:
 
     def saw(self, rows: list[dict[str, Any]], label: str) -> None:
         for row in rows:
-            if row["path"] == "composite":
-                continue  # its parts have rows of their own
+            if row["path"] in ("composite", "transfer"):
+                continue  # its parts have rows of their own; what a sample itself moves, it would move anywhere
             path = row["path"] if row["path"] in ORDER else "cpu"
             self.path = max(self.path, path, key=ORDER.index)
             if path == "cpu":

@@ -1,23 +1,54 @@
-"""`torchfl explain`: which path an operator call takes on a device, and why each better one is not taken.
+"""`torchfl explain`: which path an operator call takes on a device, and why each better one is not taken; or, for a
+script, which paths a whole run took.
 
-Contract: nothing is computed, and no tensor is made but small index tensors. The answer is the engine's own decision,
-the one that the call itself would get.
+Contract: for an operator nothing is computed, and no tensor is made but small index tensors; the answer is the engine's
+own decision, the one that the call itself would get. For a script see torchfl/cli/routes.py.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from torchfl.cli.console import console, out, out_json, table
+from torchfl.cli.console import Command, console, out, out_json, table
+
+
+class ExplainCommand(Command):
+    """Ends the options at a script's name: what follows is the script's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        return super().parse_args(ctx, _ended(args))
+
+
+def _ended(args: list[str]) -> list[str]:
+    i = 0
+    while i < len(args) and args[i] != "--":
+        arg = args[i]
+        if not arg.startswith("-"):
+            return [*args[:i], "--", *args[i:]] if _is_script(arg, args[:i]) else args
+        flag = arg in ("--json", "--help", "-h") or "=" in arg or (not arg.startswith("--") and len(arg) > 2)
+        i += 1 if flag else 2
+    return args
+
+
+def _is_script(name: str, options: list[str]) -> bool:
+    """A file; where a device is named, only what looks like a script: a file may be called like an operator."""
+    return name.endswith(".py") or (Path(name).is_file() and not {"--device", "-d"} & set(options))
 
 
 def explain(
-    op: Annotated[str, typer.Argument(metavar="OP", help="The operator: aten::conv2d, add, aten::add.Tensor.")],
-    device: Annotated[
-        str, typer.Option("--device", "-d", metavar="DEVICE", help="npu_v3, npu_v3:1, or a descriptor or folder.")
+    op: Annotated[
+        str, typer.Argument(metavar="OP|SCRIPT", help="An operator (aten::conv2d, add, aten::add.Tensor), or a script.")
     ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", "-d", metavar="DEVICE", help="npu_v3, npu_v3:1, or a descriptor or folder."),
+    ] = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(metavar="DTYPE", help="Of the tensors; repeated, one for each in turn. Default float32."),
@@ -30,13 +61,27 @@ def explain(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Any argument by name: stride=2, dim=[0,1], index=int64[8]."),
     ] = None,
+    chip: Annotated[
+        list[str] | None,
+        typer.Option("--chip", "-c", metavar="CHIP", help="For a script: load this chip. May be repeated."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a script: write its routes as a page, too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead.")] = False,
 ) -> None:
-    """Say which path a call takes on a device, and why each better one is not taken. Computes nothing.
+    """Say which path a call takes on a device, and why each better one is not taken; or which a script's calls took.
 
     \b
-    Tensors that are not given are made to fit the first one, and shown. An operator that PyTorch takes apart is
-    explained by its parts. Exit status 1 if the call would be refused.
+    An operator: nothing is computed. Tensors that are not given are made to fit the first one, and shown. An operator
+    that PyTorch takes apart is explained by its parts. Exit status 1 if the call would be refused.
+
+    \b
+    A script: it runs unmodified, as under `torchfl run`, with each operator timed; its routes are printed afterwards,
+    by time. The exit status is the script's. --json gives one object on stdout (the script's own output goes to
+    stderr): script, arguments, status, ended, chips, wall_seconds; calls, seconds, host_bytes of all operators;
+    `paths`, each with path, calls, calls_share, seconds, seconds_share, host_bytes; and `rows`, each with op, device,
+    path, target, reason and the same figures.
 
     \b
     Examples:
@@ -44,7 +89,28 @@ def explain(
       torchfl explain conv2d --device npu_v3 --shape 1,3,32,32 --shape 8,3,3,3 --arg stride=3
       torchfl explain aten::linear --device npu_v3 --dtype complex64 --shape 8,16
       torchfl explain softmax --device npu_v3 --dtype float16 --arg dim=1 --json
+      torchfl explain --chip npu_v3 --html routes.html train.py --epochs 1
     """
+    given = {"--device": device, "--dtype": dtype, "--shape": shape, "--arg": arg}
+    if _is_script(op, [name for name, value in given.items() if value]):
+        for name, value in given.items():
+            if value:
+                raise typer.BadParameter("is for an operator; a script's own options follow its name", param_hint=name)
+        from torchfl.cli.routes import explain_script
+
+        explain_script([op, *(arguments or [])], chip or [], html, as_json)
+        return
+    for name, of_script in {"ARGS": arguments, "--chip": chip, "--html": html}.items():
+        if of_script:
+            raise typer.BadParameter(f"is for a script, and {op} is no file", param_hint=name)
+    if device is None:
+        raise typer.BadParameter("name the device to ask about", param_hint="--device")
+    _explain_operator(op, device, dtype, shape, arg, as_json)
+
+
+def _explain_operator(
+    op: str, device: str, dtype: list[str] | None, shape: list[str] | None, arg: list[str] | None, as_json: bool
+) -> None:
     from torchfl.cli import arguments
 
     label = _load(device)
@@ -161,8 +227,12 @@ def _print(label: str, call: Any, answers: list[dict[str, Any]]) -> None:
         rows = table("", "path", "kernel", "why")
         for attempt in answer["attempts"]:
             place = f" (line {attempt['line']})" if attempt["line"] and not attempt["taken"] else ""
-            why = "; ".join(dict.fromkeys(text for text in (attempt["reason"], attempt["why"]) if text)) + place
+            texts = (attempt["reason"], attempt["why"], attempt["cost"])
+            why = "; ".join(dict.fromkeys(text for text in texts if text)) + place
             cells = ["taken" if attempt["taken"] else "no", attempt["path"], attempt["target"], why]
             rows.add_row(*(escape(cell) for cell in cells))
         if len(answer["attempts"]) > 1:
             console().print(rows)
+
+
+explain.command_options = {"cls": ExplainCommand}  # type: ignore[attr-defined]

@@ -26,6 +26,15 @@ class RunCommand(Command):
         return super().parse_args(ctx, _ended(args))
 
 
+def load_chips(chips: list[str]) -> list[Any]:
+    """The chips for a script; ends the command, with the reasons, if there is none."""
+    loaded, refused = load_all(chips)
+    if not loaded:
+        reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
+        fail(f"error: no chip can be used here; `torchfl doctor` says more{reasons}")
+    return loaded
+
+
 def _ended(args: list[str]) -> list[str]:
     i = 0
     while i < len(args):
@@ -72,16 +81,13 @@ def run(
         raise typer.BadParameter("name a script, or a module with -m", param_hint="SCRIPT")
     if module is None and not Path(args[0]).exists():
         fail(f"error: {args[0]}: there is no such file", 2)
-    loaded, refused = load_all(chip or [])
-    if not loaded:
-        reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
-        fail(f"error: no chip can be used here; `torchfl doctor` says more{reasons}")
-    status = _execute(module, args)
+    load_chips(chip or [])
+    status = execute(module, args)
     if status:
         raise typer.Exit(status)
 
 
-def _execute(module: str | None, args: list[str]) -> int:
+def execute(module: str | None, args: list[str]) -> int:
     """Runs it. Returns the status for what ended in an exception; SystemExit goes through to the interpreter."""
     before = sys.argv
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torchfl
+from torchfl import pages
 from torchfl.demo import figures, page
 from torchfl.demo.watch import Watch
 from torchfl.errors import LoadError
@@ -164,7 +165,7 @@ def show(report: dict[str, Any], out: Path) -> None:
 
 
 def _shares(paths: Sequence[dict[str, Any]], key: str) -> str:
-    return ", ".join(f"{row['path']} {page.percent(row[key])}" for row in paths if row[key]) or "none"
+    return ", ".join(f"{row['path']} {pages.percent(row[key])}" for row in paths if row[key]) or "none"
 
 
 if __name__ == "__main__":

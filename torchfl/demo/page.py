@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-#: Colour of each path on the page; others get the last one.
-PATHS = ("native", "composed", "composite", "custom", "cpu")
+from torchfl import pages
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -119,54 +118,18 @@ def operator_bars(operators: Sequence[dict[str, Any]], most: int = 14) -> list[d
     return [{**row, "width": row["ms"] / longest * 100} for row in shown]
 
 
-def stacked(paths: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Segments of a bar that is 100 wide; a share that exists is never too thin to be seen."""
-    out, x = [], 0.0
-    for row in paths:
-        width = row[key] * 100
-        if row[key] > 0:
-            out.append({"path": row["path"], "x": round(x, 3), "width": round(max(width, 0.4), 3)})
-        x += width
-    return out
-
-
-def size(count: float) -> str:
-    """Bytes for people: 16384 -> "16.0 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError  # the loop returns
-
-
-def percent(share: float) -> str:
-    """A share as text that never rounds something to nothing, or nearly all to all."""
-    if share == 0 or share == 1:
-        return f"{share:.0%}"
-    if share < 0.001:
-        return "<0.1%"
-    return ">99.9%" if share > 0.999 else f"{share:.1%}"
-
-
 def render(report: dict[str, Any]) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("torchfl.demo", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(size=size, percent=percent)
-    environment.globals["path_class"] = lambda path: path if path in PATHS else "other"
-    return environment.get_template("report.html").render(
-        report=report,
-        loss=loss_chart(report["training"]),
-        step_times=step_chart(report["steps"]),
-        bars=operator_bars(report["operators"]),
-        calls_bar=stacked(report["paths"], "calls_share"),
-        time_bar=stacked(report["paths"], "seconds_share"),
+    return (
+        pages.environment("torchfl.demo")
+        .get_template("report.html")
+        .render(
+            report=report,
+            loss=loss_chart(report["training"]),
+            step_times=step_chart(report["steps"]),
+            bars=operator_bars(report["operators"]),
+            calls_bar=pages.stacked(report["paths"], "calls_share"),
+            time_bar=pages.stacked(report["paths"], "seconds_share"),
+        )
     )
 
 
