@@ -6,6 +6,7 @@
 #include <torch/extension.h>
 
 #include "aten_handlers.h"
+#include "attention_limits.h"
 #include "autocast.h"
 #include "device_names.h"
 #include "hooks.h"
@@ -125,6 +126,7 @@ Chip chip_from(const py::dict& lowered) {
   chip.vendor = get<std::string>(lowered, "vendor", "");
   chip.version = get<std::string>(lowered, "version", "");
   chip.device_type = lowered["device_type"].cast<std::string>();
+  chip.variant = get<std::string>(lowered, "variant", "");
   chip.source = get<std::string>(lowered, "descriptor", "");
   chip.alignment = get<uint64_t>(lowered, "alignment", 64);
   chip.max_rank = get<int64_t>(lowered, "max_rank", 0);
@@ -351,6 +353,7 @@ void raise_unsupported(const std::string& text) {
 
 PYBIND11_MODULE(_C, m) {
   define_composer(m);
+  define_custom(m);
   stats::set_raise(&raise_unsupported);
   m.def("kernel_names", [](int index) { return runtime::device_unopened(index).chip->adapter->kernel_names(); });
   m.def("finish_autograd", &finish_autograd, py::call_guard<py::gil_scoped_release>());
@@ -413,6 +416,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("explain", &explain_call, py::arg("op"), py::arg("overload"), py::arg("args"), py::arg("kwargs"),
         py::arg("index"));
   m.def("forget_plans", &forget_plans);
+  m.def("check_multi_head_attention", &check_multi_head_attention);
   m.def("stream_handle",
         [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
   // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.

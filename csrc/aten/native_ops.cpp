@@ -173,13 +173,6 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   static_cast<c10::DeviceAllocator*>(device_allocator())->recordStream(self.storage().data_ptr(), stream);
 }
 
-// Which attention kernel `scaled_dot_product_attention` takes: 0 is the composite one, made of operators that are
-// routed.
-int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                         double, bool, std::optional<double>, bool) {
-  return 0;
-}
-
 // Concatenation is data movement: one strided copy for each piece, on the chip.
 at::Tensor& cat_out(const at::ITensorListRef& tensors, int64_t dim, at::Tensor& out) {
   const auto pieces = tensors.materialize();
@@ -249,7 +242,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("fill_.Tensor", &fill_from_tensor);
   m.impl("zero_", &zero_);
   m.impl("record_stream", &record_stream);
-  m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("cat", &cat);
   m.impl("cat.out", &cat_out);
 }

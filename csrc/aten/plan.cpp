@@ -5,8 +5,11 @@
 #include <cstring>
 
 #include "aten_handlers.h"
+#include "attention_limits.h"
 #include "composer.h"
+#include "custom_route.h"
 #include "transfer.h"
+#include "unsupported.h"
 
 namespace torchfl {
 namespace {
@@ -233,44 +236,6 @@ void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool annou
   if (announce) announce_elsewhere(op, plan, path, reason, created);
 }
 
-// Operator, device, dtype, what would be accepted, and a change that makes it so.
-std::string unsupported_text(const OpState& op, at::ArrayRef<c10::IValue> args, const Plan& plan,
-                             const Decision& decision) {
-  // A firewall of the whole chip has said all there is to say.
-  if (!decision.attempts.empty() && decision.attempts[0].target == "attention unit") return decision.reason;
-  const Chip& chip = plan.entry->chip->chip;
-  int32_t dtype = 0;
-  for (const c10::IValue& arg : args) {
-    if (dtype == 0 && arg.isTensor() && arg.toTensor().defined()) dtype = to_uba_dtype(arg.toTensor().scalar_type());
-  }
-  DtypeSet accepted = 0;
-  for (const OpPath& row : chip.ops) {
-    if (row.op != op.schema.name) continue;
-    for (const auto& [argument, set] : row.dtypes) accepted |= argument == "*" ? set : 0;
-  }
-  std::string text = "Op '" + op.display + "' not supported on device '" + plan.entry->label + "'";
-  if (dtype != 0) text += std::string(" with dtype '") + dtype_name(dtype) + "'";
-  if (dtype != 0 && accepted != 0 && (accepted & dtype_bit(dtype)) == 0) {
-    std::string list, cast;
-    for (int32_t d = 1; d < 32; d++) {
-      if ((accepted & dtype_bit(d)) == 0) continue;
-      list += (list.empty() ? "'" : ", '") + std::string(dtype_name(d)) + "'";
-    }
-    // Of the accepted dtypes of its kind, the widest.
-    const bool floating = c10::isFloatingType(*from_uba_dtype(dtype));
-    for (int32_t d = 1; d < 32; d++) {
-      if ((accepted & dtype_bit(d)) == 0 || c10::isFloatingType(*from_uba_dtype(d)) != floating) continue;
-      if (cast.empty() || dtype_size(d) > dtype_size(dtype_from_name(cast))) cast = dtype_name(d);
-    }
-    text += ". Available dtypes: [" + list + "].";
-    if (!cast.empty()) text += " Suggested fix: cast input to torch." + cast + ".";
-    return text;
-  }
-  return text + ": " + decision.reason +
-         ". Suggested fix: call it on the CPU (.cpu()), or give the descriptor a kernel "
-         "or the instructions for it.";
-}
-
 // A program in the place of the kernel that is missing. Its attempt stands before those of the paths behind it.
 bool compose_here(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, const std::string& reason,
                   bool announce, BuiltPlan& built, std::string* why) {
@@ -361,13 +326,13 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
 
   auto elsewhere = [&](const std::string& reason) {
     if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
+    if (custom_plan(op, args, refused, reason, announce, built)) return std::move(built);
     decision.path = Path::cpu;
     decision.reason = reason;
     std::string uncomposed;
     if (compose && compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
     go_elsewhere(op, plan, decision.reason, announce);
-    if (plan.kind == Plan::Kind::cpu) plan.error = unsupported_text(op, args, plan, decision);
     return std::move(built);
   };
 
@@ -375,12 +340,17 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but ", op.display, " got tensors on ",
                 plan.entry->label, " and on cpu. Move one of them with .to('", plan.entry->label, "').");
   }
+  if (std::string beyond = beyond_attention_unit(op, args, chip.chip); !beyond.empty()) {
+    refuse_call(plan, decision, "attention unit", std::move(beyond));
+    return built;
+  }
   const bool mapped = chip.routes.has(op.schema.name);
   if (!mapped) {
     decision = chip.routes.decide({CallView{&op.schema, nullptr, 0, nullptr, 0}});
     if (decision.path == Path::error) {
+      if (!custom_function(op, device).empty()) return elsewhere(decision.reason);
       plan.kind = Plan::Kind::error;
-      plan.error = unsupported_text(op, args, plan, decision);
+      plan.error = unsupported_text(op, args, plan, decision.reason);
       return built;
     }
     return elsewhere(decision.reason);
@@ -505,11 +475,12 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   query.refused = &refused;
   decision = chip.routes.decide(query);
   if (decision.path == Path::error) {
+    if (!custom_function(op, device).empty()) return elsewhere(decision.reason);
     plan.kind = Plan::Kind::error;
-    plan.error = unsupported_text(op, args, plan, decision);
+    plan.error = unsupported_text(op, args, plan, decision.reason);
     return built;
   }
-  if (decision.path != Path::native) {
+  if (decision.row == nullptr) {
     plan.patches.clear();
     return elsewhere(decision.reason);
   }
@@ -613,7 +584,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     // A number that conditions look at is part of the boxed signature only.
     for (size_t i = 0; i < op.arg_count; i++) plan.fast &= op.scales[i] == op.patched[i];
   }
-  plan.counters = &stats::counters(plan.entry->label, op.display, "native", row.kernel, "");
+  plan.counters = &stats::counters(plan.entry->label, op.display, path_name(decision.path), row.kernel,
+                                   decision.reason);
   if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());
   return built;
 }
