@@ -12,10 +12,11 @@ from types import ModuleType
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional
 from torch import Tensor
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
+F: Any = torch.nn.functional
 _original: Any = None
 
 
@@ -24,7 +25,7 @@ class _RefusedWhileTracing(NotImplementedError, UnsupportedOperatorException):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.func = text  # type: ignore[assignment]  # what the tracer prints as the operator
+        self.func = text  # what the tracer prints as the operator
 
 
 def refuse_traced(text: str) -> None:

@@ -256,7 +256,8 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hcd.Descriptor) -> LoadedChip:
     import torch
 
-    from torchfl import _attention, _compose, _device_module, _fallbacks  # need torch, which reading a descriptor must not import
+    # They need torch, which reading a descriptor must not import.
+    from torchfl import _attention, _compose, _device_module, _fallbacks
 
     c = engine()
     device_type = lowered["device_type"]

@@ -111,4 +111,5 @@ def _import(route: str, name: str) -> Callable[..., Any]:
         value = getattr(value, attribute)
     if not callable(value):
         raise LoadError(f"{who}, but that is a {type(value).__name__} and cannot be called")
-    return value  # type: ignore[no-any-return]
+    function: Callable[..., Any] = value
+    return function

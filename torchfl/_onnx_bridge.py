@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib
 import io
 import logging
 import threading
@@ -34,8 +35,7 @@ class _Session:
     """The graph of one call, its inputs in the order of the call's tensors."""
 
     def __init__(self, model: bytes) -> None:
-        import onnxruntime
-
+        onnxruntime = importlib.import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -115,7 +115,7 @@ def _check_packages(op: torch._ops.OpOverload) -> None:
     missing = []
     for package in _PACKAGES:
         try:
-            __import__(package)
+            importlib.import_module(package)
         except ImportError:
             missing.append(package)
     if missing:

@@ -93,15 +93,17 @@ std::string beyond_attention_unit(const OpState& op, at::ArrayRef<c10::IValue> a
   auto tensor = [&](const char* first, const char* second) {
     const auto& declared = op.handle.schema().arguments();
     for (size_t i = 0; i < declared.size(); i++) {
-      if ((declared[i].name() == first || declared[i].name() == second) && args[i].isTensor()) return args[i].toTensor();
+      if ((declared[i].name() == first || declared[i].name() == second) && args[i].isTensor())
+        return args[i].toTensor();
     }
     return at::Tensor();
   };
   if (name == "aten::_native_multi_head_attention" || name == "aten::_transformer_encoder_layer_fwd") {
     const at::Tensor query = tensor("query", "src"), key = tensor("key", "src");
     Sizes sizes;
-    const int heads = op.handle.schema().argumentIndexWithName("num_head").value_or(
-        op.handle.schema().argumentIndexWithName("num_heads").value_or(-1));
+    const int heads = op.handle.schema()
+                          .argumentIndexWithName("num_head")
+                          .value_or(op.handle.schema().argumentIndexWithName("num_heads").value_or(-1));
     if (heads < 0 || !query.defined() || !key.defined() || query.dim() != 3 || key.dim() != 3) return "";
     sizes.heads = args[size_t(heads)].toInt();
     sizes.rank = query.dim();

@@ -48,12 +48,7 @@ void read_results(const py::object& answer, const c10::OperatorHandle& form, con
   if (values.size() != returns.size())
     throw py::type_error(who + " returned " + std::to_string(values.size()) + " values, expected " +
                          std::to_string(returns.size()));
-  for (size_t i = 0; i < returns.size(); i++) {
-    const py::object value = values[i];
-    // A gradient that nobody asked for.
-    const bool none = value.is_none() && returns[i].type()->kind() == c10::TypeKind::TensorType;
-    results->push_back(none ? c10::IValue(at::Tensor()) : from_python(value, returns[i], who));
-  }
+  for (size_t i = 0; i < returns.size(); i++) results->push_back(from_python(py::object(values[i]), returns[i], who));
 }
 
 bool call_python(const std::string& function, const c10::OperatorHandle& form, const std::vector<c10::IValue>& args,

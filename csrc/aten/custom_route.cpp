@@ -169,9 +169,10 @@ void write(const OpState& op, at::ArrayRef<c10::IValue> args, const std::vector<
   std::vector<std::pair<int, at::Tensor>> targets;
   for (int position : op.written)
     each_tensor(args[size_t(position)], [&](const at::Tensor& t) { targets.emplace_back(position, t); });
-  TORCH_CHECK_NOT_IMPLEMENTED(results.size() == targets.size(), op.display, " on ", plan.entry->label, ": its fallback ",
-                              plan.function, " gives ", results.size(), " tensors, and this form writes ",
-                              targets.size(), ". Call the form that returns new tensors.");
+  TORCH_CHECK_NOT_IMPLEMENTED(results.size() == targets.size(), op.display, " on ", plan.entry->label,
+                              ": its fallback ", plan.function, " gives ", results.size(),
+                              " tensors, and this form writes ", targets.size(),
+                              ". Call the form that returns new tensors.");
   for (size_t i = 0; i < targets.size(); i++) {
     const auto& [position, target] = targets[i];
     const at::Tensor& result = results[i];
@@ -219,14 +220,13 @@ void register_custom(const std::string& op, int device, const std::string& funct
     if (name.name != base && name.name != base + "_") continue;
     const auto handle = c10::Dispatcher::singleton().findSchema(name);
     if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    const bool is_view = op_state(*handle).is_view;
-    view |= is_view;
-    reaches |= !is_view;
+    reaches = true;
+    view |= op_state(*handle).is_view;
   }
+  TORCH_CHECK_VALUE(!view, op, " is a view: a function would break its aliasing");
   TORCH_CHECK_VALUE(reaches, op,
-                    view ? " is a view: a function would break its aliasing"
-                         : " never reaches a backend: PyTorch has no such operator, or takes it apart before. Register "
-                           "a function for its parts");
+                    " never reaches a backend: PyTorch has no such operator, or takes it apart before. Register a "
+                    "function for its parts");
   {
     std::lock_guard<std::mutex> lock(g_mutex);
     if (function.empty()) {
@@ -241,7 +241,7 @@ void register_custom(const std::string& op, int device, const std::string& funct
 }
 
 bool custom_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Refused& refused, const std::string& reason,
-                 bool announce, BuiltPlan& built) {
+                 bool announce, BuiltPlan& built, std::string* why) {
   Plan& plan = *built.plan;
   Decision& decision = built.decision;
   const std::string function = custom_function(op, plan.device);
@@ -253,14 +253,15 @@ bool custom_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Refused& ref
   const auto refusal =
       std::find_if(refused.begin(), refused.end(), [](const auto& entry) { return entry.first == nullptr; });
   if (refusal != refused.end()) {
-    attempts.push_back({Path::custom, function, false, refusal->second, "", 0});
+    *why = refusal->second;
+    attempts.push_back({Path::custom, function, false, *why, "", 0});
     const bool forbidden = plan.entry->chip->chip.fallback_default == "error";
     attempts.push_back({forbidden ? Path::error : Path::cpu, forbidden ? "error" : "cpu", true, "", "", 0});
     if (!forbidden) return false;
     decision.path = Path::error;
     plan.kind = Plan::Kind::error;
-    plan.error = "Op '" + op.display + "' not supported on device '" + plan.entry->label + "': " + reason +
-                 "; " + refusal->second + ". Suggested fix: call it on the CPU (.cpu()).";
+    plan.error = "Op '" + op.display + "' not supported on device '" + plan.entry->label + "': " + reason + "; " +
+                 *why + ". Suggested fix: call it on the CPU (.cpu()).";
     return true;
   }
   attempts.push_back({Path::custom, function, true, "", "", 0});

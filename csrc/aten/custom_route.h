@@ -14,9 +14,9 @@ namespace torchfl {
 // The function for this operator on this device: the registered one, else the descriptor's; "" = none.
 std::string custom_function(const OpState& op, int device);
 
-// Makes built.plan call it. False: there is none, or it has refused (and no path behind it is forbidden).
+// Makes built.plan call it. False: there is none, or it has refused (see `why`) and the path behind it is open.
 bool custom_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Refused& refused, const std::string& reason,
-                 bool announce, BuiltPlan& built);
+                 bool announce, BuiltPlan& built, std::string* why);
 
 // False: it does not serve this call, and nothing was written.
 bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack);

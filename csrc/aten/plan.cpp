@@ -326,9 +326,10 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
 
   auto elsewhere = [&](const std::string& reason) {
     if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
-    if (custom_plan(op, args, refused, reason, announce, built)) return std::move(built);
+    std::string unserved;
+    if (custom_plan(op, args, refused, reason, announce, built, &unserved)) return std::move(built);
     decision.path = Path::cpu;
-    decision.reason = reason;
+    decision.reason = unserved.empty() ? reason : reason + "; " + unserved;
     std::string uncomposed;
     if (compose && compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
@@ -584,8 +585,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     // A number that conditions look at is part of the boxed signature only.
     for (size_t i = 0; i < op.arg_count; i++) plan.fast &= op.scales[i] == op.patched[i];
   }
-  plan.counters = &stats::counters(plan.entry->label, op.display, path_name(decision.path), row.kernel,
-                                   decision.reason);
+  plan.counters =
+      &stats::counters(plan.entry->label, op.display, path_name(decision.path), row.kernel, decision.reason);
   if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());
   return built;
 }

@@ -496,7 +496,7 @@ Explanation explain(OpState& op, torch::jit::Stack stack, int index) {
   out.device = runtime::label(index);
   out.path = built.plan->kind == Plan::Kind::composite ? "composite" : path_name(built.decision.path);
   const bool by_kernel = built.decision.path == Path::native || built.decision.path == Path::custom;
-  out.target = built.plan->kind == Plan::Kind::custom             ? built.plan->function
+  out.target = built.plan->kind == Plan::Kind::custom       ? built.plan->function
                : built.decision.row != nullptr && by_kernel ? built.decision.row->kernel
                                                             : out.path;
   if (built.plan->kind == Plan::Kind::composed) {

@@ -57,7 +57,7 @@ struct Attention {
 
 struct Chip {
   std::string name, vendor, version, device_type, source;  // source: the descriptor's file
-  std::string variant;  // "x1" of a chip that is declared as "xpu:x1"
+  std::string variant;                                     // "x1" of a chip that is declared as "xpu:x1"
   uint64_t alignment = 1;
   int64_t max_rank = 0, max_batch = 0, max_sequence = 0;  // 0 = no limit
   bool unified = false;

@@ -293,9 +293,7 @@ void take(Decision* decision, Path path, const std::string& target) {
 bool is_path(const std::string& choice) {
   return choice.empty() || choice == "compose" || choice == "cpu" || choice == "error";
 }
-bool is_function(const std::string& choice) {
-  return choice == "onnxruntime" || choice.find(':') != std::string::npos;
-}
+bool is_function(const std::string& choice) { return choice == "onnxruntime" || choice.find(':') != std::string::npos; }
 
 // What runs instead, once no kernel of the chip does (a program may come first: that is the caller's to try).
 void fall_back(const Chip& chip, const std::string& choice, bool has_own, bool unsupported_dtype, Decision* decision) {

@@ -422,11 +422,11 @@ TEST(attention_limits_are_a_firewall) {
   CHECK(decide(npu, attention(f16({2, 8, 128, 64}), f16({2, 8, 128, 64}))).path == Path::native);
   Decision decision = decide(npu, attention(f16({2, 12, 64, 64}), f16({2, 12, 64, 64})));
   CHECK(decision.path == Path::error);
-  CHECK_EQ(decision.reason, 
+  CHECK_EQ(decision.reason,
            "scaled_dot_product_attention with num_heads=12 not supported on NPU-V3 (supported: 1, 2, 4, 8)");
   decision = decide(npu, attention(f16({2, 8, 129, 64}), f16({2, 8, 129, 64})));
   CHECK(decision.path == Path::error);
-  CHECK_EQ(decision.reason, 
+  CHECK_EQ(decision.reason,
            "scaled_dot_product_attention with sequence length 129 not supported on NPU-V3 (at most 128)");
   npu.attention->beyond_is_error = false;
   CHECK(decide(npu, attention(f16({2, 12, 64, 64}), f16({2, 12, 64, 64}))).path == Path::cpu);

@@ -81,9 +81,7 @@ def test_the_function_itself_is_refused_however_it_was_imported() -> None:
     out = [torch.randn(*s, device=device) for s in ((EMBEDDING, EMBEDDING), (EMBEDDING,))]
 
     def call(function: Any, heads: int, need_weights: bool) -> Any:
-        return function(
-            x, x, x, EMBEDDING, heads, *weights, None, None, False, 0.0, *out, need_weights=need_weights
-        )
+        return function(x, x, x, EMBEDDING, heads, *weights, None, None, False, 0.0, *out, need_weights=need_weights)
 
     for function in (F.multi_head_attention_forward, _mha_of_an_early_import):
         for need_weights in (True, False):

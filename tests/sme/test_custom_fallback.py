@@ -12,7 +12,7 @@ import pytest
 
 Variant = Callable[..., dict[str, Any]]
 
-_MODULE = '''
+_MODULE = """
 import torch
 calls = []
 def erfc(x):
@@ -34,11 +34,13 @@ def identity(x):
 def transposed(x):
     return torch.special.erfc(x.cpu()).t().contiguous().t()
 def wrong_dtype(x):
-    return torch.special.erfc(x).to(torch.int32) if False else x.to(torch.int32)
+    return x.to(torch.int32)
 def wrong_shape(x):
     return x.cpu().flatten()
 def nothing(x):
     return None
+def text(x):
+    return "a result"
 def not_this(x):
     return NotImplemented
 def raises(x):
@@ -46,7 +48,7 @@ def raises(x):
 def other_device(x):
     return torch.empty(x.shape, device="meta")
 number = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -252,7 +254,8 @@ def test_functions_get_the_arguments_as_written_and_give_several_results(functio
         ("own_fallbacks:itself", "RuntimeError", "calls aten::erfc on that device itself, which would never end"),
         ("own_fallbacks:wrong_dtype", "RuntimeError", "returned int32[2, 3], expected float32[2, 3]"),
         ("own_fallbacks:wrong_shape", "RuntimeError", "returned float32[6], expected float32[2, 3]"),
-        ("own_fallbacks:nothing", "TypeError", "returned <class 'NoneType'>, expected Tensor"),
+        ("own_fallbacks:nothing", "RuntimeError", "returned no tensor, expected float32[2, 3]"),
+        ("own_fallbacks:text", "TypeError", "returned <class 'str'>, expected Tensor"),
         ("own_fallbacks:other_device", "RuntimeError", "returned a tensor on meta, expected one on variant:0"),
         ("own_fallbacks:raises", "KeyError", "broken on purpose"),
         ("own_fallbacks:missing", "LoadError", "'own_fallbacks' has no 'missing'"),
@@ -380,10 +383,9 @@ def test_registering_and_taking_back(functions: Variant) -> None:
         # Of one overload only.
         torchfl.register_fallback("aten::bitwise_left_shift.Tensor", lambda a, b: torch.bitwise_left_shift(a.cpu(), b.cpu()))
         i = torch.ones(3, dtype=torch.int32, device=D)
-        paths.append(path(lambda: i << i, "aten::bitwise_left_shift")[:1] if False else
-                     path(lambda: torch.bitwise_left_shift(i, i), "aten::bitwise_left_shift")[:1])
+        paths.append(path(lambda: torch.bitwise_left_shift(i, i), "aten::bitwise_left_shift")[:1])
         errors = []
-        for op, function in (("aten::matmul", mine), ("aten::t", mine), ("aten::no_such", mine), ("aten::erfc", 3)):
+        for op, function in (("aten::einsum", mine), ("aten::t", mine), ("aten::no_such", mine), ("aten::erfc", 3)):
             try:
                 torchfl.register_fallback(op, function)
             except (ValueError, TypeError) as error:
@@ -431,8 +433,8 @@ def test_functions_run_in_autograds_threads(functions: Variant) -> None:
 _BRIDGE = """
     fallback:
       default: compose
-      ops: {"aten::erfc": onnxruntime, "aten::erf": onnxruntime, "aten::_softmax": onnxruntime, "aten::logaddexp": onnxruntime,
-            "aten::conv2d": onnxruntime, "aten::native_layer_norm": onnxruntime, "aten::trace": onnxruntime}
+      ops: {"aten::softmax": onnxruntime, "aten::logaddexp": onnxruntime,
+            "aten::conv2d": onnxruntime, "aten::topk": onnxruntime}
     """
 
 
@@ -458,7 +460,7 @@ def test_the_bridge_gives_the_values_of_pytorch(variant: Variant) -> None:
         check("aten::logaddexp", torch.logaddexp, x.bfloat16(), y.bfloat16(), tolerance=2e-2)
         weight = torch.randn(6, 2, 3, 3)
         check("aten::convolution", lambda t, w: F.conv2d(t, w, stride=3, groups=2), torch.randn(2, 4, 9, 9), weight)
-        check("aten::native_layer_norm", lambda t: F.layer_norm(t, (4,)), double)
+        check("aten::topk", lambda t: tuple(torch.topk(t, 2, 1)), x)
         from torchfl import _onnx_bridge
         before = len(_onnx_bridge._sessions)
         torch.logaddexp(y.to(D), x.to(D))
@@ -472,13 +474,7 @@ def test_the_bridge_gives_the_values_of_pytorch(variant: Variant) -> None:
 
 def test_the_bridge_says_what_it_lacks(variant: Variant) -> None:
     code = """
-        import builtins
-        own = builtins.__import__
-        def without(name, *args, **kwargs):
-            if name.partition(".")[0] in ("onnxruntime", "onnxscript"):
-                raise ImportError(name)
-            return own(name, *args, **kwargs)
-        builtins.__import__ = without
+        sys.modules.update(onnxruntime=None, onnxscript=None)  # as if they were not installed
         try:
             torch.logaddexp(torch.ones(3, device=D), torch.ones(3, device=D))
         except torchfl.LoadError as error:
