@@ -8,37 +8,22 @@ other devices pay one look at their device.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional
 from torch import Tensor
-from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 F: Any = torch.nn.functional
 _original: Any = None
 
 
-class _RefusedWhileTracing(NotImplementedError, UnsupportedOperatorException):
-    """What torch.compile takes for "leave this call to eager execution", and everyone else for what it says."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.func = text  # what the tracer prints as the operator
-
-
-def refuse_traced(text: str) -> None:
-    """Raise for a call on tensors that stand for others."""
-    raise _RefusedWhileTracing(text)
-
-
-def install(engine: ModuleType) -> None:
+def install() -> None:
     """Put the question before PyTorch's own check of shapes, which knows the heads and runs before anything else."""
     global _original
     if _original is not None:
         return
-    check = engine.check_multi_head_attention
+    check = torch.ops.torchfl.check_multi_head_attention.default
     own = F._mha_shape_check
 
     # TorchScript compiles this function where it meets it, so it is written in what that reads.

@@ -298,7 +298,7 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
     _lowered[device_type] = lowered
     unit = lowered["attention"]
     if unit and unit["enabled"] and unit["beyond"] == "error":
-        _attention.install(c)
+        _attention.install()
     _device_module.register(c, chip, lowered, is_first=first_chip)
     torch._C._has_torch_fl = True
     _loaded[device_type] = chip

@@ -6,12 +6,9 @@
 #include "attention_limits.h"
 
 #include <ATen/native/transformers/attention.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/library.h>
 
 #include "attention.h"
-
-namespace py = pybind11;
 
 namespace torchfl {
 namespace {
@@ -43,44 +40,44 @@ std::string beyond(const Chip& chip, const char* what, const Sizes& sizes) {
   return beyond_attention(chip, call);
 }
 
-// [batch...,] heads, length, head_dim
+// [batch..., heads,] length, head_dim; of three dimensions the first is the batch
 Sizes sizes_of_products(const at::Tensor& query, const at::Tensor& key) {
   Sizes sizes;
   sizes.rank = query.dim();
   if (query.dim() < 2 || key.dim() < 2) return sizes;
   sizes.query_length = query.sym_size(-2);
   sizes.key_length = key.sym_size(-2);
-  sizes.heads = query.dim() > 2 ? query.sym_size(-3) : c10::SymInt(1);
-  for (int64_t d = 0; d < query.dim() - 3; d++) sizes.batch = sizes.batch * query.sym_size(d);
+  sizes.heads = query.dim() > 3 ? query.sym_size(-3) : c10::SymInt(1);
+  for (int64_t d = 0; d < (query.dim() == 3 ? 1 : query.dim() - 3); d++) sizes.batch = sizes.batch * query.sym_size(d);
   return sizes;
 }
 
-// A tracer runs operators on tensors that stand for others. It is told in a way that it can pass on: torch.compile
-// leaves the call to eager execution, which then says the same to the user.
-void raise_to_tracer(const std::string& text) {
-  py::gil_scoped_acquire gil;
-  try {
-    py::module_::import("torchfl._attention").attr("refuse_traced")(text);
-  } catch (py::error_already_set& raised) {
-    raised.restore();
-    python_error error;
-    error.persist();
-    throw error;
-  }
-}
-
-void refuse(const std::string& text, const at::Tensor& query) {
-  if (text.empty()) return;
-  if (query.key_set().has(c10::DispatchKey::Python)) raise_to_tracer(text);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, text);
-}
+void refuse(const std::string& text) { TORCH_CHECK_NOT_IMPLEMENTED(text.empty(), text); }
 
 // 0 is the composite kernel, made of operators that are routed.
 int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                          const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
   if (const Chip* chip = firewalled(query))
-    refuse(beyond(*chip, "scaled_dot_product_attention", sizes_of_products(query, key)), query);
+    refuse(beyond(*chip, "scaled_dot_product_attention", sizes_of_products(query, key)));
   return 0;
+}
+
+// `query` and `key` as multi_head_attention_forward gets them: (length, [batch,] embedding).
+void check_multi_head_attention(const at::Tensor& query, const at::Tensor& key, int64_t heads) {
+  const Chip* chip = firewalled(query);
+  if (chip == nullptr || query.dim() < 2 || key.dim() < 2) return;
+  Sizes sizes;
+  sizes.heads = heads;
+  sizes.rank = query.dim();
+  sizes.query_length = query.sym_size(0);
+  sizes.key_length = key.sym_size(0);
+  if (query.dim() == 3) sizes.batch = query.sym_size(1);
+  refuse(beyond(*chip, "MultiheadAttention", sizes));
+}
+
+// An operator, so that torch.compile keeps what asks it in one graph.
+TORCH_LIBRARY(torchfl, m) {
+  m.def("check_multi_head_attention(Tensor query, Tensor key, int heads) -> ()", &check_multi_head_attention);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_fused_sdp_choice", &fused_sdp_choice); }
@@ -116,18 +113,6 @@ std::string beyond_attention_unit(const OpState& op, at::ArrayRef<c10::IValue> a
   const at::Tensor query = tensor("query", "query"), key = tensor("key", "key");
   if (!query.defined() || !key.defined()) return "";
   return beyond(chip, "scaled_dot_product_attention", sizes_of_products(query, key));
-}
-
-void check_multi_head_attention(const at::Tensor& query, const at::Tensor& key, int64_t heads) {
-  const Chip* chip = firewalled(query);
-  if (chip == nullptr || query.dim() < 2 || key.dim() < 2) return;
-  Sizes sizes;
-  sizes.heads = heads;
-  sizes.rank = query.dim();
-  sizes.query_length = query.sym_size(0);
-  sizes.key_length = key.sym_size(0);
-  if (query.dim() == 3) sizes.batch = query.sym_size(1);
-  refuse(beyond(*chip, "MultiheadAttention", sizes), query);
 }
 
 }  // namespace torchfl

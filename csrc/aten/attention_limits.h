@@ -2,17 +2,13 @@
 //
 // Contract: a call beyond the unit of a chip whose descriptor says `beyond: error` raises NotImplementedError before
 // anything runs; other devices and other chips are let through. Sizes may be symbolic: then the answer is guarded on.
+// torch.ops.torchfl.check_multi_head_attention is the operator that asks for `nn.MultiheadAttention`.
 #pragma once
-#include <torch/extension.h>
-
 #include "router.h"
 
 namespace torchfl {
 
 // For an operator that is an attention of its own: the sentence, or "" (also when nothing is refused).
 std::string beyond_attention_unit(const OpState& op, at::ArrayRef<c10::IValue> args, const Chip& chip);
-
-// `query` and `key` as torch.nn.functional.multi_head_attention_forward gets them: (length, [batch,] embedding).
-void check_multi_head_attention(const at::Tensor& query, const at::Tensor& key, int64_t heads);
 
 }  // namespace torchfl

@@ -6,7 +6,6 @@
 #include <torch/extension.h>
 
 #include "aten_handlers.h"
-#include "attention_limits.h"
 #include "autocast.h"
 #include "device_names.h"
 #include "hooks.h"
@@ -416,7 +415,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("explain", &explain_call, py::arg("op"), py::arg("overload"), py::arg("args"), py::arg("kwargs"),
         py::arg("index"));
   m.def("forget_plans", &forget_plans);
-  m.def("check_multi_head_attention", &check_multi_head_attention);
   m.def("stream_handle",
         [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
   // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.

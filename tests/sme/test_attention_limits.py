@@ -152,6 +152,8 @@ def test_the_product_is_refused_however_it_was_imported() -> None:
             got = function(within, within, within, is_causal=True)
             host = within.detach().cpu()
             torch.testing.assert_close(got.cpu(), function(host, host, host, is_causal=True), rtol=1e-4, atol=1e-5)
+    batch_of_three = torch.randn(3, 5, 4, device=device)  # and one head
+    assert F.scaled_dot_product_attention(*[batch_of_three] * 3).shape == (3, 5, 4)
     with torch.inference_mode():
         x = torch.randn(2, 12, 5, 4, device=device)
         _refused(lambda: F.scaled_dot_product_attention(x, x, x), PRODUCT)
@@ -216,6 +218,33 @@ def test_a_layer_within_the_unit_compiles_in_one_graph() -> None:
 
 
 @refusing
+def test_the_function_within_the_unit_compiles_in_one_graph_and_is_refused_beyond_it() -> None:
+    device = _device("npu_v2")
+    x = torch.randn(5, 2, EMBEDDING, device=device)
+    weights = [torch.randn(*s, device=device) / 7 for s in ((3 * EMBEDDING, EMBEDDING), (3 * EMBEDDING,))]
+    out = [torch.randn(*s, device=device) / 7 for s in ((EMBEDDING, EMBEDDING), (EMBEDDING,))]
+    for backend in ("eager", "aot_eager"):
+        for fullgraph in (True, False):
+            torch._dynamo.reset()
+            run = torch.compile(F.multi_head_attention_forward, backend=backend, fullgraph=fullgraph)
+            arguments = (*weights, None, None, False, 0.0, *out)
+            want = F.multi_head_attention_forward(x, x, x, EMBEDDING, 8, *arguments)[0]
+            torch.testing.assert_close(
+                run(x, x, x, EMBEDDING, 8, *arguments)[0].cpu(), want.cpu(), rtol=1e-4, atol=1e-5
+            )
+            if not fullgraph:
+                _refused(lambda f=run, a=arguments: f(x, x, x, EMBEDDING, 12, *a), TWELVE)
+
+
+@refusing
+def test_exported_code_is_refused() -> None:
+    device = _device("npu_v2")
+    x = torch.randn(2, 5, EMBEDDING, device=device)
+    with pytest.raises(NotImplementedError, match="MultiheadAttention with num_heads=12 not supported on NPU-V2"):
+        torch.export.export(_attention(12, device, batch_first=True), (x, x, x))
+
+
+@refusing
 def test_explain_tells_of_the_firewall() -> None:
     _device("npu_v2")
     x = torch.empty(2, 12, 5, 4, device="meta")
@@ -259,3 +288,48 @@ def test_a_chip_that_composes_runs_twelve_heads() -> None:
         layer = nn.TransformerEncoderLayer(EMBEDDING, 12, 32, dropout=0.0, batch_first=True).train(train).to(device)
         with torch.set_grad_enabled(train):
             _same_as_cpu(layer, torch.randn(2, 5, EMBEDDING))
+
+
+@composing
+def test_attention_in_evaluation_stays_on_the_chip_whatever_the_mask() -> None:
+    device = _device("npu_v3")
+    x, y = torch.randn(3, 5, EMBEDDING), torch.randn(3, 5, EMBEDDING)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [True] * 5])
+    causal = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
+    masks: list[dict[str, Any]] = [
+        {},
+        {"key_padding_mask": padding},
+        {"attn_mask": causal},
+        {"key_padding_mask": padding, "attn_mask": causal},
+    ]
+    with torch.no_grad():
+        for mask, need_weights, average in itertools.product(masks, (True, False), (True, False)):
+            module = _attention(12, "cpu", False, batch_first=True)
+            how = {"need_weights": need_weights, "average_attn_weights": average}
+            want = module(x, x, x, **mask, **how)
+            module, z = module.to(device), x.to(device)
+            torchfl.reset_stats()
+            got = module(z, z, z, **{name: m.to(device) for name, m in mask.items()}, **how)
+            assert {r["path"] for r in torchfl.stats()} <= {"native", "composed", "composite"}
+            assert (got[1] is None) == (want[1] is None)
+            for g, w in zip(got, want, strict=True):
+                if w is not None:
+                    torch.testing.assert_close(g.cpu(), w, rtol=1e-4, atol=1e-5, equal_nan=True)
+        for norm_first, activation in itertools.product((True, False), (F.relu, F.gelu)):
+            layer = nn.TransformerEncoderLayer(
+                EMBEDDING, 12, 32, batch_first=True, norm_first=norm_first, activation=activation
+            ).eval()
+            want = layer(x)
+            layer.to(device)
+            torchfl.reset_stats()
+            got = layer(x.to(device))
+            rows = {r["op"]: r["path"] for r in torchfl.stats()}
+            assert rows["aten::_transformer_encoder_layer_fwd"] == "composite"
+            assert "cpu" not in rows.values()
+            torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+        # The fused operator takes three tensors as well, where PyTorch's CPU takes one.
+        module = _attention(12, device, False, batch_first=True)
+        weights = (module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias)
+        a, b = x.to(device), y.to(device)
+        got = torch._native_multi_head_attention(a, b, b, EMBEDDING, 12, *weights, need_weights=False)
+        torch.testing.assert_close(got[0].cpu(), module(a, b, b, need_weights=False)[0].cpu(), rtol=1e-4, atol=1e-5)

@@ -500,3 +500,32 @@ def test_the_bridge_says_what_no_graph_can_say(variant: Variant) -> None:
     )
     assert "cannot be written as an ONNX graph" in answer["text"]
     assert "name another fallback for aten::_linalg_eigh" in answer["text"]
+
+
+def test_the_check_counts_it_as_custom(tmp_path: Path) -> None:
+    import json
+    import os
+    import subprocess
+    import sys
+
+    from helpers import environment
+    from torchfl import hcd
+    from torchfl._paths import shipped_chips
+
+    shipped = shipped_chips()["npu_v3"]
+    descriptor = tmp_path / "own.yaml"
+    descriptor.write_text(
+        f"hcd: 1\nextends: {os.path.relpath(shipped, tmp_path)}\nchip: {{device_type: own}}\n"
+        f"adapter: {{library: {hcd.load(shipped).lower()['adapter_library']}}}\n"
+        'fallback: {default: compose, ops: {"aten::erfc": npu_v3_verfc, "aten::lgamma": "own_fallbacks:lgamma"}}\n'
+    )
+    (tmp_path / "own_fallbacks.py").write_text("def lgamma(x):\n    return x.cpu().lgamma()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "torchfl.cli", "check", str(descriptor), "--ops", "erfc", "--ops", "lgamma", "--json"],
+        env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    entries = json.loads(done.stdout)["entries"]
+    assert {e["name"]: e["path"] for e in entries} == {"erfc": "custom", "lgamma": "custom"}, done.stdout + done.stderr
