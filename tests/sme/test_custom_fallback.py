@@ -509,6 +509,7 @@ def test_the_check_counts_it_as_custom(tmp_path: Path) -> None:
     import sys
 
     from helpers import environment
+
     from torchfl import hcd
     from torchfl._paths import shipped_chips
 
