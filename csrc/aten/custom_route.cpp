@@ -220,13 +220,14 @@ void register_custom(const std::string& op, int device, const std::string& funct
     if (name.name != base && name.name != base + "_") continue;
     const auto handle = c10::Dispatcher::singleton().findSchema(name);
     if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    reaches = true;
+    reaches |= !has_own_kernel(*handle);
     view |= op_state(*handle).is_view;
   }
   TORCH_CHECK_VALUE(!view, op, " is a view: a function would break its aliasing");
-  TORCH_CHECK_VALUE(reaches, op,
-                    " never reaches a backend: PyTorch has no such operator, or takes it apart before. Register a "
-                    "function for its parts");
+  TORCH_CHECK_VALUE(
+      reaches, op,
+      " never reaches the route: PyTorch has no such operator, or takes it apart before (register a function "
+      "for its parts), or it moves data as every chip does");
   {
     std::lock_guard<std::mutex> lock(g_mutex);
     if (function.empty()) {

@@ -567,10 +567,20 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { route(o
 
 }  // namespace
 
+namespace {
+auto* g_routed = new std::unordered_map<std::string, bool>();  // operators by full name
+}
+
+bool has_own_kernel(const c10::OperatorHandle& op) {
+  const std::string name = op.schema().name(), overload = op.schema().overload_name();
+  return op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
+         g_routed->count(overload.empty() ? name : name + "." + overload) == 0;
+}
+
 void register_routes() {
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  static auto* registered = new std::unordered_map<std::string, bool>();
+  auto* const registered = g_routed;
   auto& dispatcher = c10::Dispatcher::singleton();
   g_version.fetch_add(1);
   {

@@ -385,7 +385,7 @@ def test_registering_and_taking_back(functions: Variant) -> None:
         i = torch.ones(3, dtype=torch.int32, device=D)
         paths.append(path(lambda: torch.bitwise_left_shift(i, i), "aten::bitwise_left_shift")[:1])
         errors = []
-        for op, function in (("aten::einsum", mine), ("aten::t", mine), ("aten::no_such", mine), ("aten::erfc", 3)):
+        for op, function in (("aten::einsum", mine), ("aten::t", mine), ("aten::no_such", mine), ("aten::cat", mine), ("aten::erfc", 3)):
             try:
                 torchfl.register_fallback(op, function)
             except (ValueError, TypeError) as error:
@@ -396,10 +396,11 @@ def test_registering_and_taking_back(functions: Variant) -> None:
     own, mine = ["custom", "own_fallbacks:erfc"], ["custom", "__main__:mine"]
     assert answer["paths"] == [own, mine, own, mine, own] + [["custom"]] * 4
     kinds, texts = zip(*answer["errors"], strict=True)
-    assert kinds == ("ValueError", "ValueError", "ValueError", "TypeError")
-    assert "never reaches a backend" in texts[0]
+    assert kinds == ("ValueError", "ValueError", "ValueError", "ValueError", "TypeError")
+    assert "never reaches the route" in texts[0]
     assert "is a view" in texts[1]
     assert "no such operator" in texts[2]
+    assert "moves data as every chip does" in texts[3]
 
 
 def test_functions_run_in_autograds_threads(functions: Variant) -> None:
