@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,9 +127,12 @@ def devices() -> list[dict[str, Any]]:
 
 
 def shutdown() -> None:
-    """Undo the patch of PyTorch's device parser, so that only names which stock PyTorch accepts are left. Tensors and
-    devices stay valid."""
+    """Undo the patch of PyTorch's device parser, so that only names which stock PyTorch accepts are left, and the look
+    at the heads of nn.MultiheadAttention. Tensors and devices stay valid."""
+    from torchfl import _attention
+
     engine().disengage_names()
+    _attention.remove()
 
 
 def stats() -> list[dict[str, Any]]:
@@ -194,6 +197,34 @@ def explain(op: str, *args: Any, device: str | None = None, **kwargs: Any) -> di
     return run(op, args, kwargs, device)
 
 
+def register_fallback(op: str, function: Callable[..., Any] | None, device: str | None = None) -> None:
+    """Run `op` ("aten::foo", "aten::foo.Tensor") by `function` where no kernel of the chip takes a call, on `device`
+    ("npu_v3": all devices of the chip, "npu_v3:0": one; None: every device). It goes before `fallback.ops`; None takes
+    it back.
+
+    `function` gets the arguments of the operator's functional form and returns new tensors of the dtypes and shapes
+    that PyTorch's operator gives, on the device or on the CPU; the in-place and `out=` forms write them here. Returning
+    NotImplemented leaves the call to the next path. It runs below autograd: tensors need no gradient there.
+
+    Raises ValueError if the operator never reaches a backend, or is a view. What `function` raises, the caller gets.
+    """
+    from torchfl import _fallbacks
+
+    c = engine()
+    if device is None:
+        indices = [-1]
+    elif device in _loaded:
+        chip = _loaded[device]
+        indices = list(range(chip.first_index, chip.first_index + chip.count))
+    else:
+        import torch
+
+        index = torch.device(device).index
+        indices = [c.current_device() if index is None else index]
+    _fallbacks.install(c)
+    _fallbacks.register(c, op, function, indices)
+
+
 # ---------------------------------------------------------------------------------------------- the parts of loading
 
 
@@ -235,7 +266,8 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hcd.Descriptor) -> LoadedChip:
     import torch
 
-    from torchfl import _compose, _device_module  # need torch, which reading a descriptor must not import
+    # They need torch, which reading a descriptor must not import.
+    from torchfl import _attention, _compose, _device_module, _fallbacks
 
     c = engine()
     device_type = lowered["device_type"]
@@ -272,8 +304,12 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
         torch.utils.rename_privateuse1_backend(device_type)
         _autocast.install(c, descriptor)
         _compose.install(c, _lowered)
+        _fallbacks.install(c)
     _lowered[device_type] = lowered
     _budget.install(c, _native_log().warning, device_type, lowered)
+    unit = lowered["attention"]
+    if unit and unit["enabled"] and unit["beyond"] == "error":
+        _attention.install()
     _device_module.register(c, chip, lowered, is_first=first_chip)
     torch._C._has_torch_fl = True
     _loaded[device_type] = chip

@@ -127,6 +127,7 @@ Chip chip_from(const py::dict& lowered) {
   chip.vendor = get<std::string>(lowered, "vendor", "");
   chip.version = get<std::string>(lowered, "version", "");
   chip.device_type = lowered["device_type"].cast<std::string>();
+  chip.variant = get<std::string>(lowered, "variant", "");
   chip.source = get<std::string>(lowered, "descriptor", "");
   chip.alignment = get<uint64_t>(lowered, "alignment", 64);
   chip.max_rank = get<int64_t>(lowered, "max_rank", 0);
@@ -355,6 +356,7 @@ void raise_unsupported(const std::string& text) {
 
 PYBIND11_MODULE(_C, m) {
   define_composer(m);
+  define_custom(m);
   stats::set_raise(&raise_unsupported);
   m.def("kernel_names", [](int index) { return runtime::device_unopened(index).chip->adapter->kernel_names(); });
   m.def("finish_autograd", &finish_autograd, py::call_guard<py::gil_scoped_release>());

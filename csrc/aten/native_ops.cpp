@@ -5,7 +5,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/native/Resize.h>
-#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
@@ -15,7 +14,6 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include "attention.h"
 #include "hooks.h"
 #include "router.h"
 #include "transfer.h"
@@ -254,20 +252,6 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   static_cast<c10::DeviceAllocator*>(device_allocator())->recordStream(self.storage().data_ptr(), stream);
 }
 
-// Which attention kernel `scaled_dot_product_attention` takes: 0 is the composite one, made of operators that are
-// routed. Of those none knows that it is part of an attention, so its limits are looked at here. The composite one asks
-// by the stub and takes a c10::Error for "no preference"; what strict mode and limits raise is a Python error.
-int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
-                         const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
-  const Chip& chip = runtime::device_unopened(query.device().index()).chip->chip;
-  if (C10_LIKELY(!chip.attention || !chip.attention->beyond_is_error)) return 0;
-  const int64_t heads = query.dim() >= 3 ? query.size(-3) : -1;
-  const int64_t length = query.dim() >= 2 && key.dim() >= 2 ? std::max(query.size(-2), key.size(-2)) : -1;
-  const std::string beyond = beyond_attention(chip, heads, length);
-  if (C10_UNLIKELY(!beyond.empty())) stats::unsupported(beyond);
-  return 0;
-}
-
 // Concatenation is data movement: one strided copy for each piece, on the chip.
 at::Tensor& cat_out(const at::ITensorListRef& tensors, int64_t dim, at::Tensor& out) {
   const auto pieces = tensors.materialize();
@@ -337,7 +321,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("fill_.Tensor", &fill_from_tensor);
   m.impl("zero_", &zero_);
   m.impl("record_stream", &record_stream);
-  m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("cat", &cat);
   m.impl("cat.out", &cat_out);
 }
@@ -356,5 +339,4 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
 }  // namespace torchfl
 
 namespace at::native {
-REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &torchfl::fused_sdp_choice)
 }  // namespace at::native

@@ -1,4 +1,4 @@
-// own_composites.cpp: see own_composites.h. Recurrent cells and norms.
+// own_composites.cpp: see own_composites.h. Recurrent cells, norms, and the fused attention of evaluation.
 //
 // Recurrent cells: PyTorch's formulas (nn.LSTM, nn.GRU) and its own layout of the workspace, which goes from forward to
 // backward unseen: LSTM keeps the activated gates i, f, g, o; GRU keeps r, z, n, the old state and the hidden part of n
@@ -9,6 +9,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <cmath>
+#include <limits>
 #include <unordered_map>
 
 namespace torchfl {
@@ -95,6 +97,63 @@ Norm group_norm(const at::Tensor& input, Maybe weight, Maybe bias, c10::SymInt n
   return result;
 }
 
+// nn.MultiheadAttention and nn.TransformerEncoderLayer call these in evaluation, where no gradient is wanted. Masks are
+// as their module merges them: true, or not zero, where nothing is to be seen; of queries and keys (type 0), of samples
+// and keys (type 1), or in full.
+std::tuple<at::Tensor, at::Tensor> multi_head_attention(const at::Tensor& query, const at::Tensor& key,
+                                                        const at::Tensor& value, int64_t embedding, int64_t heads,
+                                                        const at::Tensor& qkv_weight, const at::Tensor& qkv_bias,
+                                                        const at::Tensor& out_weight, const at::Tensor& out_bias,
+                                                        Maybe mask, bool need_weights, bool average,
+                                                        std::optional<int64_t> mask_type) {
+  TORCH_CHECK(query.dim() == 3 && key.dim() == 3 && value.dim() == 3, "expected 3-D `query`, `key` and `value`, got ",
+              query.dim(), "-D, ", key.dim(), "-D and ", value.dim(), "-D tensors");
+  TORCH_CHECK(heads > 0 && embedding % heads == 0, "`embed_dim` must divide evenly by `num_heads`");
+  std::vector<at::Tensor> projected;
+  if (query.is_same(key) && key.is_same(value)) {
+    projected = at::linear(query, qkv_weight, qkv_bias).chunk(3, -1);
+  } else {
+    const auto weights = qkv_weight.chunk(3), biases = qkv_bias.chunk(3);
+    projected = {at::linear(query, weights[0], biases[0]), at::linear(key, weights[1], biases[1]),
+                 at::linear(value, weights[2], biases[2])};
+  }
+  const int64_t width = embedding / heads;
+  for (at::Tensor& part : projected) part = part.view({part.size(0), part.size(1), heads, width}).transpose(1, 2);
+  at::Tensor scores = at::matmul(projected[0] * (1 / std::sqrt(double(width))), projected[1].transpose(-2, -1));
+  if (mask.has_value() && mask->defined()) {
+    at::Tensor hidden = mask->to(at::kBool);
+    if (hidden.dim() == 2 && mask_type.value_or(0) == 1) hidden = hidden.unsqueeze(1).unsqueeze(1);
+    scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor weights = scores.softmax(-1);
+  const at::Tensor context =
+      at::matmul(weights, projected[2]).transpose(1, 2).reshape({query.size(0), query.size(1), embedding});
+  return {at::linear(context, out_weight, out_bias), !need_weights ? at::Tensor()
+                                                     : average     ? weights.mean(1)
+                                                                   : weights};
+}
+
+at::Tensor encoder_layer(const at::Tensor& src, int64_t embedding, int64_t heads, const at::Tensor& qkv_weight,
+                         const at::Tensor& qkv_bias, const at::Tensor& out_weight, const at::Tensor& out_bias,
+                         bool use_gelu, bool norm_first, double eps, const at::Tensor& norm_weight_1,
+                         const at::Tensor& norm_bias_1, const at::Tensor& norm_weight_2, const at::Tensor& norm_bias_2,
+                         const at::Tensor& ffn_weight_1, const at::Tensor& ffn_bias_1, const at::Tensor& ffn_weight_2,
+                         const at::Tensor& ffn_bias_2, Maybe mask, std::optional<int64_t> mask_type) {
+  auto norm = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return at::layer_norm(x, {embedding}, weight, bias, eps);
+  };
+  const at::Tensor x = norm_first ? norm(src, norm_weight_1, norm_bias_1) : src;
+  at::Tensor seen = src + std::get<0>(at::_native_multi_head_attention(x, x, x, embedding, heads, qkv_weight, qkv_bias,
+                                                                       out_weight, out_bias, mask,
+                                                                       /*need_weights=*/false,
+                                                                       /*average_attn_weights=*/true, mask_type));
+  if (!norm_first) seen = norm(seen, norm_weight_1, norm_bias_1);
+  const at::Tensor inner =
+      at::linear(norm_first ? norm(seen, norm_weight_2, norm_bias_2) : seen, ffn_weight_1, ffn_bias_1);
+  const at::Tensor out = seen + at::linear(use_gelu ? at::gelu(inner) : at::relu(inner), ffn_weight_2, ffn_bias_2);
+  return norm_first ? out : norm(out, norm_weight_2, norm_bias_2);
+}
+
 // PyTorch wants the bias of a convolution in the dtype of the input, before it asks a backend; here input and
 // parameters may differ, as for a linear layer. Above autograd, so that the gradient finds its way back to the bias.
 void same_dtype_bias(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -123,6 +182,8 @@ const c10::KernelFunction* own_composite(const std::string& name) {
       {"aten::_thnn_fused_gru_cell_backward", boxed(&gru_cell_backward)},
       {"aten::native_layer_norm", boxed(&layer_norm)},
       {"aten::native_group_norm", boxed(&group_norm)},
+      {"aten::_native_multi_head_attention", boxed(&multi_head_attention)},
+      {"aten::_transformer_encoder_layer_fwd", boxed(&encoder_layer)},
   };
   auto found = table->find(name);
   return found == table->end() ? nullptr : &found->second;

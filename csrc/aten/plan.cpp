@@ -5,9 +5,11 @@
 #include <cstring>
 
 #include "aten_handlers.h"
-#include "attention.h"
+#include "attention_limits.h"
 #include "composer.h"
+#include "custom_route.h"
 #include "transfer.h"
+#include "unsupported.h"
 
 namespace torchfl {
 namespace {
@@ -234,44 +236,6 @@ void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool annou
   if (announce) announce_elsewhere(op, plan, path, reason, created);
 }
 
-// Operator, device, dtype, what would be accepted, and a change that makes it so.
-std::string unsupported_text(const OpState& op, at::ArrayRef<c10::IValue> args, const Plan& plan,
-                             const Decision& decision) {
-  // A firewall of the whole chip has said all there is to say.
-  if (!decision.attempts.empty() && decision.attempts[0].target == "attention unit") return decision.reason;
-  const Chip& chip = plan.entry->chip->chip;
-  int32_t dtype = 0;
-  for (const c10::IValue& arg : args) {
-    if (dtype == 0 && arg.isTensor() && arg.toTensor().defined()) dtype = to_uba_dtype(arg.toTensor().scalar_type());
-  }
-  DtypeSet accepted = 0;
-  for (const OpPath& row : chip.ops) {
-    if (row.op != op.schema.name) continue;
-    for (const auto& [argument, set] : row.dtypes) accepted |= argument == "*" ? set : 0;
-  }
-  std::string text = "Op '" + op.display + "' not supported on device '" + plan.entry->label + "'";
-  if (dtype != 0) text += std::string(" with dtype '") + dtype_name(dtype) + "'";
-  if (dtype != 0 && accepted != 0 && (accepted & dtype_bit(dtype)) == 0) {
-    std::string list, cast;
-    for (int32_t d = 1; d < 32; d++) {
-      if ((accepted & dtype_bit(d)) == 0) continue;
-      list += (list.empty() ? "'" : ", '") + std::string(dtype_name(d)) + "'";
-    }
-    // Of the accepted dtypes of its kind, the widest.
-    const bool floating = c10::isFloatingType(*from_uba_dtype(dtype));
-    for (int32_t d = 1; d < 32; d++) {
-      if ((accepted & dtype_bit(d)) == 0 || c10::isFloatingType(*from_uba_dtype(d)) != floating) continue;
-      if (cast.empty() || dtype_size(d) > dtype_size(dtype_from_name(cast))) cast = dtype_name(d);
-    }
-    text += ". Available dtypes: [" + list + "].";
-    if (!cast.empty()) text += " Suggested fix: cast input to torch." + cast + ".";
-    return text;
-  }
-  return text + ": " + decision.reason +
-         ". Suggested fix: call it on the CPU (.cpu()), or give the descriptor a kernel "
-         "or the instructions for it.";
-}
-
 // A program in the place of the kernel that is missing. Its attempt stands before those of the paths behind it.
 bool compose_here(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, const std::string& reason,
                   bool announce, BuiltPlan& built, std::string* why) {
@@ -349,26 +313,6 @@ void check_written_dtype(const OpState& op, int position, c10::ScalarType result
               target);
 }
 
-namespace {
-// Without a kernel nothing of a call matters but, for attention, the sizes of its tensors.
-Decision decide_unmapped(const OpState& op, at::ArrayRef<c10::IValue> args, const ChipEntry& chip) {
-  std::vector<uba_tensor> tensors(op.kernel_args.size());
-  std::vector<uba_value> values;
-  if (limits_attention(chip.chip, op.schema.name)) {
-    for (size_t k = 0; k < tensors.size(); k++) {
-      const c10::IValue& arg = args[size_t(op.kernel_args[k])];
-      uba_value& value = values.emplace_back();
-      if (!arg.isTensor() || !arg.toTensor().defined()) continue;
-      tensors[k] = view_of(arg.toTensor());
-      value.kind = UBA_TENSOR;
-      value.count = 1;
-      value.v.tensor = &tensors[k];
-    }
-  }
-  return chip.routes.decide({CallView{&op.schema, values.data(), int(values.size()), nullptr, 0}});
-}
-}  // namespace
-
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
                      const Refused& refused, bool announce, bool pack, const std::string* program_refused) {
   BuiltPlan built;
@@ -382,14 +326,18 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
 
   auto elsewhere = [&](const std::string& reason) {
     if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
+    std::string unserved;
+    if (custom_plan(op, args, refused, reason, announce, built, &unserved)) return std::move(built);
     decision.path = Path::cpu;
-    decision.reason = reason;
-    std::string uncomposed = program_refused != nullptr ? "a kernel of it refused: " + *program_refused : "";
-    if (program_refused == nullptr && compose_here(op, args, signature, reason, announce, built, &uncomposed))
-      return std::move(built);
+    decision.reason = unserved.empty() ? reason : reason + "; " + unserved;
+    std::string uncomposed;
+    if (program_refused == nullptr) {
+      if (compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
+    } else if (!program_refused->empty()) {
+      uncomposed = "a kernel of it refused: " + *program_refused;
+    }
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
     go_elsewhere(op, plan, decision.reason, announce);
-    if (plan.kind == Plan::Kind::cpu) plan.error = unsupported_text(op, args, plan, decision);
     return std::move(built);
   };
 
@@ -397,12 +345,17 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but ", op.display, " got tensors on ",
                 plan.entry->label, " and on cpu. Move one of them with .to('", plan.entry->label, "').");
   }
+  if (std::string beyond = beyond_attention_unit(op, args, chip.chip); !beyond.empty()) {
+    refuse_call(plan, decision, "attention unit", std::move(beyond));
+    return built;
+  }
   const bool mapped = chip.routes.has(op.schema.name);
   if (!mapped) {
-    decision = decide_unmapped(op, args, chip);
+    decision = chip.routes.decide({CallView{&op.schema, nullptr, 0, nullptr, 0}});
     if (decision.path == Path::error) {
+      if (!custom_function(op, device).empty()) return elsewhere(decision.reason);
       plan.kind = Plan::Kind::error;
-      plan.error = unsupported_text(op, args, plan, decision);
+      plan.error = unsupported_text(op, args, plan, decision.reason);
       return built;
     }
     return elsewhere(decision.reason);
@@ -527,11 +480,12 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   query.refused = &refused;
   decision = chip.routes.decide(query);
   if (decision.path == Path::error) {
+    if (!custom_function(op, device).empty()) return elsewhere(decision.reason);
     plan.kind = Plan::Kind::error;
-    plan.error = unsupported_text(op, args, plan, decision);
+    plan.error = unsupported_text(op, args, plan, decision.reason);
     return built;
   }
-  if (decision.path != Path::native) {
+  if (decision.row == nullptr) {
     plan.patches.clear();
     return elsewhere(decision.reason);
   }
@@ -651,8 +605,9 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     for (size_t i = 0; i < op.arg_count; i++) plan.fast &= op.scales[i] == op.patched[i];
   }
   bool created = false;
-  plan.counters = &stats::counters(plan.entry->label, op.display, "native", row.kernel, decision.reason, &created);
-  if (announce && created && !decision.reason.empty())
+  plan.counters = &stats::counters(plan.entry->label, op.display, path_name(decision.path), row.kernel, decision.reason,
+                                   &created);
+  if (announce && created && decision.path == Path::native && !decision.reason.empty())
     stats::log(0, op.display + " on " + plan.entry->label + " runs on the chip after a conversion: " + decision.reason);
   if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());
   return built;

@@ -14,7 +14,7 @@ namespace torchfl {
 struct AtenHandler;
 
 struct Plan {
-  enum class Kind { kernel, handler, composed, cpu, composite, error };
+  enum class Kind { kernel, handler, composed, custom, cpu, composite, error };
   Kind kind = Kind::cpu;
   c10::SmallVector<uint64_t, 48> key;
   int device = 0;
@@ -58,15 +58,19 @@ struct Plan {
   int prepared = 0;                       // number of prepared_tensor patches
   bool packed = false;                    // every tensor was made contiguous, after the kernel refused it as it was
   bool may_overlap = false;               // written and read arguments may share memory: look before running
-  std::string error;                      // for Kind::error, and for Kind::cpu in strict mode
+  std::string error;                      // for Kind::error
+  bool firewall = false;                  // for Kind::error: a hard limit, in PyTorch's own exception
+  std::string function;                   // for Kind::custom: which one; `outputs` is what it is to return
+  bool shapes_known = false;              // for Kind::custom: `outputs` holds them
   std::unique_ptr<BoundProgram> program;  // for Kind::composed
   std::vector<at::Tensor> constants;      // of the program, on the device
   bool fast = false;                      // may run without boxing: see fast_route.cpp
   int32_t output_dtype = 0;               // of outputs[0], as the ABI names it
 };
 
-// Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time;
-// `program_refused`: the SDK's reason, if a kernel of its program did.
+// Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time; NULL
+// in the place of a row stands for the custom function. `program_refused`: the SDK's reason, if a kernel of its program
+// did; if it is empty, none is to be tried.
 using Refused = std::vector<std::pair<const OpPath*, std::string>>;
 struct BuiltPlan {
   std::unique_ptr<Plan> plan;

@@ -7,10 +7,12 @@
 #include <torch/library.h>
 
 #include "composer.h"
+#include "custom_route.h"
 #include "fast_route.h"
 #include "own_composites.h"
 #include "plan.h"
 #include "transfer.h"
+#include "unsupported.h"
 
 namespace torchfl {
 
@@ -285,10 +287,15 @@ struct Depth {
   ~Depth() { t_plans.leave(); }
 };
 
+[[noreturn]] void forbid_leaving(const Plan& plan, OpState& op, torch::jit::Stack& stack, const std::string& where) {
+  stats::unsupported(unsupported_text(op, torch::jit::last(stack, op.arg_count), plan, plan.counters->reason) +
+                     " It would run " + where + ", which strict mode forbids.");
+}
+
 void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
-  if (C10_UNLIKELY(plan.kind == Plan::Kind::error)) stats::unsupported(plan.error);
+  if (C10_UNLIKELY(plan.kind == Plan::Kind::error)) raise_refusal(plan);
   if (C10_UNLIKELY(plan.kind == Plan::Kind::cpu && stats::g_strict.load(std::memory_order_relaxed)))
-    stats::unsupported(plan.error + " It would run on the CPU, which strict mode forbids.");
+    forbid_leaving(plan, op, *stack, "on the CPU");
   if (plan.kind == Plan::Kind::composite) {
     plan.counters->calls.fetch_add(1, std::memory_order_relaxed);
     if (op.own_composite != nullptr) {
@@ -310,14 +317,31 @@ size_t plan_count() { return t_plans.count(); }
 void forget_plans() { g_version.fetch_add(1); }
 
 namespace {
-// A kernel of the program refused this very call: the next path, from now on.
-void run_without_program(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, uint64_t hash,
-                         int device, torch::jit::Stack* stack) {
-  const std::string refusal = take_sdk_message().text;
-  stats::log(1, op.display + " on " + runtime::label(device) + ": a kernel of its program refused: " + refusal);
-  BuiltPlan built = build_plan(op, args, signature, device, {}, true, /*pack=*/false, &refusal);
+// Runs a program, or a function: what neither refuses needs no second look. False: it refused this very call.
+bool run_substitute(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
+  if (plan.kind == Plan::Kind::composed) return run_composed(plan, op, stack);
+  if (C10_UNLIKELY(stats::g_strict.load(std::memory_order_relaxed)))
+    forbid_leaving(plan, op, *stack, "in its fallback " + plan.function);
+  return run_custom(plan, op, stack);
+}
+
+// The next path, from now on.
+void run_without_substitute(const Plan& plan, OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature,
+                            uint64_t hash, torch::jit::Stack* stack) {
+  const int device = plan.device;
+  Refused refused;
+  std::string refusal;
+  if (plan.kind == Plan::Kind::custom) {
+    refused.emplace_back(nullptr, plan.function + " does not serve this call");
+  } else {
+    refusal = take_sdk_message().text;
+    stats::log(1, op.display + " on " + runtime::label(device) + ": a kernel of its program refused: " + refusal);
+  }
+  BuiltPlan built = build_plan(op, args, signature, device, refused, true, /*pack=*/false, &refusal);
   run_elsewhere(*t_plans.put(hash, std::move(built.plan)), op, stack);
 }
+
+bool is_substitute(const Plan& plan) { return plan.kind == Plan::Kind::composed || plan.kind == Plan::Kind::custom; }
 }  // namespace
 
 namespace {
@@ -373,9 +397,8 @@ void route(OpState& op, torch::jit::Stack* stack) {
   Plan* plan = t_plans.find(hash, signature);
   if (C10_LIKELY(plan != nullptr && plan->run != nullptr)) {
     if (C10_LIKELY(run_plan(*plan, op, stack))) return;
-  } else if (plan != nullptr && plan->kind == Plan::Kind::composed) {
-    if (run_composed(*plan, op, stack)) return;
-    run_without_program(op, args, signature, hash, device, stack);
+  } else if (plan != nullptr && is_substitute(*plan)) {
+    if (!run_substitute(*plan, op, stack)) run_without_substitute(*plan, op, args, signature, hash, stack);
     return;
   } else if (plan != nullptr && plan->kind != Plan::Kind::handler) {
     run_elsewhere(*plan, op, stack);
@@ -418,8 +441,8 @@ void route(OpState& op, torch::jit::Stack* stack) {
       return;
     }
     plan = t_plans.put(hash, std::move(built.plan));
-    if (plan->kind == Plan::Kind::composed) {
-      if (!run_composed(*plan, op, stack)) run_without_program(op, args, signature, hash, device, stack);
+    if (is_substitute(*plan)) {
+      if (!run_substitute(*plan, op, stack)) run_without_substitute(*plan, op, args, signature, hash, stack);
       return;
     }
     if (plan->kind != Plan::Kind::kernel && plan->kind != Plan::Kind::handler) break;
@@ -476,8 +499,10 @@ Explanation explain(OpState& op, torch::jit::Stack stack, int index) {
   out.op = op.display;
   out.device = runtime::label(index);
   out.path = built.plan->kind == Plan::Kind::composite ? "composite" : path_name(built.decision.path);
-  out.target =
-      built.decision.row != nullptr && built.decision.path == Path::native ? built.decision.row->kernel : out.path;
+  const bool by_kernel = built.decision.path == Path::native || built.decision.path == Path::custom;
+  out.target = built.plan->kind == Plan::Kind::custom       ? built.plan->function
+               : built.decision.row != nullptr && by_kernel ? built.decision.row->kernel
+                                                            : out.path;
   if (built.plan->kind == Plan::Kind::composed) {
     out.target = "program";
     out.steps = built.plan->program->kernels();
@@ -542,10 +567,20 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { route(o
 
 }  // namespace
 
+namespace {
+auto* g_routed = new std::unordered_map<std::string, bool>();  // operators by full name
+}
+
+bool has_own_kernel(const c10::OperatorHandle& op) {
+  const std::string name = op.schema().name(), overload = op.schema().overload_name();
+  return op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
+         g_routed->count(overload.empty() ? name : name + "." + overload) == 0;
+}
+
 void register_routes() {
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  static auto* registered = new std::unordered_map<std::string, bool>();
+  auto* const registered = g_routed;
   auto& dispatcher = c10::Dispatcher::singleton();
   g_version.fetch_add(1);
   {
@@ -565,8 +600,10 @@ void register_routes() {
     std::string base = name.name;
     bool mapped = false;
     for (const auto& chip : runtime::chips()) {
-      mapped |= chip->routes.has(base) || (ends_with(base, '_') && chip->routes.has(base.substr(0, base.size() - 1)));
+      auto routed = [&](const std::string& name) { return chip->routes.has(name) || chip->routes.has_function(name); };
+      mapped |= routed(base) || (ends_with(base, '_') && routed(base.substr(0, base.size() - 1)));
     }
+    mapped |= is_custom(base);
     // Structured operators have a kernel that asks the backend for the out form: one detour less for every path.
     const bool own = own_composite(base) != nullptr;
     // PyTorch's own loop over the tensors of a list, where one program could do.

@@ -53,6 +53,9 @@ void refresh_patched(OpState& op);
 // whose structured form would otherwise be taken apart first). Call after each chip that was added.
 void register_routes();
 
+// Whether it has a kernel of ours that is no route: it never gets there.
+bool has_own_kernel(const c10::OperatorHandle& op);
+
 // The body of the boxed kernel.
 void route(OpState& op, torch::jit::Stack* stack);
 

@@ -46,6 +46,7 @@ struct OpPath {
   // An ATen-style handler that declared nothing: it is given only calls in canonical form (equal shapes and strides of
   // all tensors, one dtype, every non-tensor argument at its schema default).
   bool canonical_only = false;
+  bool custom = false;  // named by `fallback.ops`: for what no other row takes
 };
 
 struct Attention {
@@ -57,6 +58,7 @@ struct Attention {
 
 struct Chip {
   std::string name, vendor, version, device_type, source;  // source: the descriptor's file
+  std::string variant;                                     // "x1" of a chip that is declared as "xpu:x1"
   uint64_t alignment = 1;
   int64_t max_rank = 0, max_batch = 0, max_sequence = 0;  // 0 = no limit
   bool unified = false;

@@ -89,8 +89,9 @@ Values norm_quantity(const CallView& call, const std::string& name) {
 Values attention_quantity(const CallView& call, const std::string& name) {
   const uba_tensor* query = tensor_arg(call, "query");
   if (query == nullptr || query->rank < 3) return {};
-  if (name == "batch") return query->rank == 4 ? size_at(query, 0) : Values{1};
-  if (name == "heads") return size_at(query, -3);
+  // Of three dimensions the first is the batch.
+  if (name == "batch") return query->rank <= 4 ? size_at(query, 0) : Values{};
+  if (name == "heads") return query->rank >= 4 ? size_at(query, -3) : Values{1};
   if (name == "head_dim") return size_at(query, -1);
   if (name == "seq_len") {  // the longer of both sides: either can be what a unit has no room for
     Values length = size_at(query, -2), other = size_at(tensor_arg(call, "key"), -2);

@@ -19,11 +19,16 @@ std::string with_why(const std::string& reason, const std::string& why) {
 
 std::string beyond_attention(const Chip& chip, const CallView& call) {
   if (family_of(call.schema->name) != Family::attention) return "";
-  auto first = [&](const char* quantity) {
-    const std::vector<double> values = derived_quantity(call, quantity);
-    return values.empty() ? int64_t(-1) : int64_t(values[0]);
+  AttentionCall asked;
+  asked.what = "scaled_dot_product_attention";
+  auto quantity = [&](const char* name) {
+    const std::vector<double> values = derived_quantity(call, name);
+    return values.empty() ? int64_t(0) : int64_t(values[0]);
   };
-  return torchfl::beyond_attention(chip, first("heads"), first("seq_len"));
+  asked.heads = quantity("heads");
+  asked.batch = quantity("batch");
+  asked.length = quantity("seq_len");
+  return beyond_attention(chip, asked);
 }
 
 struct Fit {
@@ -54,40 +59,23 @@ void take(Decision* decision, Path path, const std::string& target) {
   decision->attempts.push_back({path, target, true, "", "", 0});
 }
 
+// A choice of `fallback.ops` is a path, a function (package.module:function, or the bridge), or an adapter's kernel.
+bool is_path(const std::string& choice) {
+  return choice.empty() || choice == "compose" || choice == "cpu" || choice == "error";
+}
+bool is_function(const std::string& choice) { return choice == "onnxruntime" || choice.find(':') != std::string::npos; }
+
 // What runs instead, once no kernel of the chip does (a program may come first: that is the caller's to try).
 void fall_back(const Chip& chip, const std::string& choice, bool has_own, bool unsupported_dtype, Decision* decision) {
-  if (choice == "error" || (!has_own && unsupported_dtype && chip.on_unsupported_dtype == "error")) {
+  if (is_function(choice)) return take(decision, Path::custom, choice);
+  const std::string& next = is_path(choice) ? choice : chip.fallback_default;
+  if (next == "error" || (!has_own && unsupported_dtype && chip.on_unsupported_dtype == "error")) {
     return take(decision, Path::error, "error");
-  }
-  if (choice != "compose" && choice != "cpu" && !choice.empty()) {
-    decision->attempts.push_back(
-        {Path::custom, choice, false, "nothing is registered under the name " + choice, "", 0});
   }
   take(decision, Path::cpu, "cpu");
 }
 
 }  // namespace
-
-std::string beyond_attention(const Chip& chip, int64_t heads, int64_t length) {
-  if (!chip.attention || !chip.attention->enabled) return "";
-  const Attention& unit = *chip.attention;
-  const std::vector<int64_t>& known = unit.supported_heads;
-  if (heads >= 0 && !known.empty() && std::find(known.begin(), known.end(), heads) == known.end()) {
-    std::string supported;
-    for (int64_t count : known) supported += (supported.empty() ? "" : ", ") + std::to_string(count);
-    return "attention with num_heads=" + std::to_string(heads) + " is not supported on " + chip.name +
-           " (supported: " + supported + ")";
-  }
-  if (unit.max_sequence_length > 0 && length > unit.max_sequence_length) {
-    return "attention with sequence length " + std::to_string(length) + " is not supported on " + chip.name +
-           " (at most " + std::to_string(unit.max_sequence_length) + ")";
-  }
-  return "";
-}
-
-bool limits_attention(const Chip& chip, const std::string& op) {
-  return chip.attention && chip.attention->enabled && family_of(op) == Family::attention;
-}
 
 const char* path_name(Path path) {
   switch (path) {
@@ -110,6 +98,23 @@ RouteTable::RouteTable(const Chip& chip) : chip_(chip) {
     rows_[row.op].push_back(&row);
     instructions_ |= row.op.compare(0, 5, "uba::") == 0;
   }
+  for (const auto& [op, choice] : chip.fallback_ops) {
+    if (is_path(choice)) continue;
+    const size_t dot = op.find('.');
+    const std::string base = op.substr(0, dot);
+    if (is_function(choice)) {
+      functions_.insert(base);
+      continue;
+    }
+    OpPath row;
+    row.op = row.declared = base;
+    row.overload = dot == std::string::npos ? "" : op.substr(dot + 1);
+    row.kernel = choice;
+    row.dtypes.emplace_back("*", ~DtypeSet(0));
+    row.custom = true;
+    custom_rows_.push_back(std::move(row));
+    rows_[base].push_back(&custom_rows_.back());
+  }
 }
 
 const std::string& RouteTable::fallback_of(const OpSchema& schema) const {
@@ -119,6 +124,41 @@ const std::string& RouteTable::fallback_of(const OpSchema& schema) const {
 }
 
 bool RouteTable::may_compose(const OpSchema& schema) const { return instructions_ && fallback_of(schema) == "compose"; }
+
+const std::string& RouteTable::function_of(const OpSchema& schema) const {
+  static const std::string none;
+  if (functions_.count(schema.name) == 0) return none;
+  const std::string& choice = fallback_of(schema);
+  return is_function(choice) ? choice : none;
+}
+
+// The adapter's kernel that `fallback.ops` names, if the call is one that it may be given.
+bool RouteTable::take_custom(const std::vector<const OpPath*>& rows, const Query& query, Decision* decision) const {
+  const std::string& chip_name = chip_.device_type.empty() ? chip_.name : chip_.device_type;
+  for (const OpPath* row : rows) {
+    if (!row->custom) continue;
+    Outcome outcome = check_row(chip_, chip_name, query, *row);
+    if (outcome.stage == kOverload) continue;
+    decision->attempts.push_back({Path::custom, row->kernel, outcome.stage == kFits, outcome.reason, "", 0});
+    if (outcome.stage == kKernel) {
+      decision->reason = "fallback.ops names " + row->kernel + " for " + row->op + ", and the adapter of " + chip_name +
+                         " has no kernel of that name. Correct it, write package.module:function, or give a function "
+                         "with torchfl.register_fallback";
+      take(decision, Path::error, "error");
+      return true;
+    }
+    if (outcome.stage != kFits) {
+      decision->reason += "; " + outcome.reason;
+      continue;
+    }
+    decision->path = Path::custom;
+    decision->row = row;
+    decision->transforms = std::move(outcome.transforms);
+    if (!outcome.reason.empty()) decision->reason += "; " + outcome.reason;
+    return true;
+  }
+  return false;
+}
 
 bool RouteTable::depends_on(const std::string& op, const std::string& arg_name) const {
   auto found = rows_.find(op);
@@ -162,6 +202,7 @@ Decision RouteTable::decide(const Query& query) const {
   std::vector<Fit> fits;
   int furthest = -1;
   for (const OpPath* row : rows->second) {
+    if (row->custom) continue;
     Outcome outcome = check_row(chip_, chip_name, query, *row);
     decision.attempts.push_back({Path::native, row->kernel, false, outcome.reason, outcome.why, row->line});
     if (outcome.stage == kFits) {
@@ -172,6 +213,11 @@ Decision RouteTable::decide(const Query& query) const {
     }
   }
   if (fits.empty()) {
+    if (decision.attempts.empty()) {
+      decision.reason = chip_name + " has no kernel for " + call.schema->name;
+      decision.attempts.push_back({Path::native, chip_name, false, decision.reason, "", 0});
+    }
+    if (take_custom(rows->second, query, &decision)) return decision;
     fall_back(chip_, choice, own_choice, furthest == kDtype, &decision);
     return decision;
   }

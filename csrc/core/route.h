@@ -4,9 +4,11 @@
 // state, no I/O, safe from any thread. The same code serves eager calls, `explain` and planning tools. Data pointers
 // in the call are never read; only dtypes, sizes, strides, byte offsets and plain values.
 #pragma once
+#include <deque>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "chip.h"
@@ -57,8 +59,8 @@ struct Attempt {  // one path that was looked at, in order
 
 struct Decision {
   Path path = Path::cpu;
-  const OpPath* row = nullptr;        // for native
-  std::vector<Transform> transforms;  // for native: arguments first
+  const OpPath* row = nullptr;        // for native, and for custom if that is a kernel of the adapter
+  std::vector<Transform> transforms;  // for the row: arguments first
   // For non-native, one line: "float64 is not a dtype of npu_v3_add (float16, float32)". For native, what the
   // transforms do: "K padded from 30 to 32; self cast from float64 to float32"; else "".
   std::string reason;
@@ -76,6 +78,10 @@ class RouteTable {
   // Whether a call of this operator without a kernel may be composed: the descriptor says so, and has instructions.
   bool may_compose(const OpSchema& schema) const;
   bool has_instructions() const { return instructions_; }
+  // The function (not a kernel) that `fallback.ops` names for the operator: "package.module:function" or a bridge's
+  // name. "" = none.
+  const std::string& function_of(const OpSchema& schema) const;
+  bool has_function(const std::string& op) const { return functions_.count(op) != 0; }
   // `available(kernel)` tells whether the adapter has it. `skip` rows (that refused at run time) are passed over,
   // with `skip_reason` as reason.
   struct Query {
@@ -90,7 +96,10 @@ class RouteTable {
  private:
   const Chip& chip_;
   const std::string& fallback_of(const OpSchema& schema) const;
+  bool take_custom(const std::vector<const OpPath*>& rows, const Query& query, Decision* decision) const;
   std::unordered_map<std::string, std::vector<const OpPath*>> rows_;
+  std::unordered_set<std::string> functions_;  // operators, by base name
+  std::deque<OpPath> custom_rows_;
   bool instructions_ = false;
 };
 

@@ -464,8 +464,49 @@ TEST(fallbacks) {
   CHECK(decide(npu, call).path == Path::error);
   npu.fallback_ops = {{"aten::add", "my_add"}};
   decision = decide(npu, call);
+  CHECK(decision.path == Path::custom);
+  CHECK_EQ(decision.row->kernel, "my_add");
+  CHECK_EQ(decision.reason, "npu_v3 has no kernel for aten::add");
+  npu.fallback_ops = {{"aten::add", "package.module:function"}};
+  decision = decide(npu, call);
+  CHECK(decision.path == Path::custom);
+  CHECK(decision.row == nullptr);
+  CHECK_EQ(decision.attempts[1].target, "package.module:function");
+  CHECK_EQ(torchfl::RouteTable(npu).function_of(schema), "package.module:function");
+}
+
+TEST(a_custom_kernel_serves_what_no_other_row_takes) {
+  Chip npu = chip();
+  npu.ops = {row("aten::add", "npu_v3_add")};
+  npu.fallback_ops = {{"aten::add", "my_add"}};
+  CHECK_EQ(decide(npu, add(f16({4}), f16({4}))).row->kernel, "npu_v3_add");
+  Decision decision = decide(npu, add(f32({4}), f32({4})));
+  CHECK(decision.path == Path::custom);
+  CHECK_EQ(decision.row->kernel, "my_add");
+  CHECK_CONTAINS(decision.reason, "float32 is not a dtype of npu_v3_add");
+
+  // Refused, or beyond a limit of the chip: the next path.
+  const torchfl::RouteTable table(npu);
+  const Call call = add(f32({4}), f32({4}));
+  const std::vector<std::pair<const torchfl::OpPath*, std::string>> refused = {
+      {table.decide({call.view(), nullptr, nullptr, nullptr}).row, "too odd"}};
+  decision = table.decide({call.view(), nullptr, nullptr, &refused});
   CHECK(decision.path == Path::cpu);
-  CHECK_EQ(decision.attempts[1].reason, "nothing is registered under the name my_add");
+  CHECK_CONTAINS(decision.reason, "too odd");
+  npu.max_rank = 1;
+  CHECK(decide(npu, add(f32({4, 4}), f32({4, 4}))).path == Path::cpu);
+  npu.fallback_default = "error";
+  CHECK(decide(npu, add(f32({4, 4}), f32({4, 4}))).path == Path::error);
+}
+
+TEST(a_custom_kernel_that_the_adapter_has_not_is_an_error) {
+  Chip npu = chip();
+  npu.fallback_ops = {{"aten::add.Tensor", "my_add"}};
+  const Call call = add(f32({4}), f32({4}));
+  const Decision decision =
+      torchfl::RouteTable(npu).decide({call.view(), [](void*, const std::string&) { return false; }, nullptr, nullptr});
+  CHECK(decision.path == Path::error);
+  CHECK_CONTAINS(decision.reason, "the adapter of npu_v3 has no kernel of that name");
 }
 
 TEST(an_unsupported_dtype_can_be_an_error) {
@@ -486,10 +527,12 @@ TEST(attention_limits_are_a_firewall) {
   CHECK(decide(npu, attention(f16({2, 8, 128, 64}), f16({2, 8, 128, 64}))).path == Path::native);
   Decision decision = decide(npu, attention(f16({2, 12, 64, 64}), f16({2, 12, 64, 64})));
   CHECK(decision.path == Path::error);
-  CHECK_EQ(decision.reason, "attention with num_heads=12 is not supported on NPU-V3 (supported: 1, 2, 4, 8)");
+  CHECK_EQ(decision.reason,
+           "scaled_dot_product_attention with num_heads=12 not supported on NPU-V3 (supported: 1, 2, 4, 8)");
   decision = decide(npu, attention(f16({2, 8, 129, 64}), f16({2, 8, 129, 64})));
   CHECK(decision.path == Path::error);
-  CHECK_EQ(decision.reason, "attention with sequence length 129 is not supported on NPU-V3 (at most 128)");
+  CHECK_EQ(decision.reason,
+           "scaled_dot_product_attention with sequence length 129 not supported on NPU-V3 (at most 128)");
   npu.attention->beyond_is_error = false;
   CHECK(decide(npu, attention(f16({2, 12, 64, 64}), f16({2, 12, 64, 64}))).path == Path::cpu);
   npu.attention->enabled = false;

@@ -32,7 +32,8 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
         path        index among the paths of the entry  file, line absolute path and line it was written at
     fusions                   like ops, with "name" and "ops" (names as written) instead of op, overload, declared, path
     instructions              like ops: op is "uba::vadd", declared "vadd", overload None, path 0
-    fallback                  {"default", "ops": {resolved operator: route}, "budget": {"calls", "bytes"}}
+    fallback                  {"default", "ops": {resolved operator: route}, "budget": {"calls", "bytes"}}; operators
+                              with their overload, where the file names one that is the same there
     autocast                  {"dtype", "lower_precision", "fp32", "promote"}; lists of names as written: autocast
                               acts where users call, before an operator is resolved
     compute_units             {dtype: {"unit", "count", "peak", "layouts", "clock", "energy_fj", "tile"}}
@@ -100,7 +101,9 @@ def lower(descriptor: Descriptor) -> dict[str, Any]:
         "instructions": [_instruction_row(descriptor, entry, i) for i, entry in enumerate(hcd.instructions or [])],
         "fallback": {
             "default": hcd.fallback.default,
-            "ops": {target: route for name, route in hcd.fallback.ops.items() for target in opnames.resolve(name)},
+            "ops": {
+                target: route for name, route in hcd.fallback.ops.items() for target in opnames.resolve_exactly(name)
+            },
             "budget": (hcd.fallback.budget or model.Budget()).model_dump(),
         },
         "autocast": _autocast(hcd),

@@ -205,6 +205,18 @@ def resolve(name: str) -> tuple[str, ...]:
     return tuple(f"aten::{n}" for n in _REACHES.get(base, (base,)))
 
 
+def resolve_exactly(name: str) -> tuple[str, ...]:
+    """Like `resolve`, with the overload where the name gives one that the operator still has.
+
+    >>> resolve_exactly("aten::add_.Tensor"), resolve_exactly("aten::conv2d.default")
+    (('aten::add.Tensor',), ('aten::convolution_overrideable',))
+    """
+    parsed = parse(name)
+    if parsed is None or parsed.overload is None or is_renamed(parsed):
+        return resolve(name)
+    return tuple(f"{target}.{parsed.overload}" for target in resolve(name))
+
+
 def functional(base: str) -> str:
     """The bare name without the underscore of an in-place form: add_ -> add."""
     plain = base[:-1]

@@ -1,0 +1,338 @@
+// custom_route.cpp: see custom_route.h.
+#include "custom_route.h"
+
+#include <ATen/native/Resize.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/FunctionRef.h>
+
+#include <mutex>
+
+#include "transfer.h"
+
+namespace torchfl {
+namespace {
+
+std::mutex g_mutex;
+auto* g_registered = new std::map<std::string, std::map<int, std::string>>();  // operator -> device -> function
+std::atomic<CallCustom> g_call{nullptr};
+
+std::string registered(const std::string& op, int device) {
+  auto found = g_registered->find(op);
+  if (found == g_registered->end()) return "";
+  auto own = found->second.find(device);
+  if (own == found->second.end()) own = found->second.find(-1);
+  return own == found->second.end() ? "" : own->second;
+}
+
+// The form that a function serves: without written arguments, where PyTorch has one.
+const c10::OperatorHandle& served_form(const OpState& op) {
+  return op.functional.has_value() ? *op.functional : op.handle;
+}
+
+std::vector<c10::IValue> arguments(const OpState& op, at::ArrayRef<c10::IValue> args) {
+  std::vector<c10::IValue> out;
+  for (int position : op.kernel_args) out.push_back(args[size_t(position)]);
+  return out;
+}
+
+void each_tensor(const c10::IValue& value, c10::function_ref<void(const at::Tensor&)> function) {
+  if (value.isTensor()) {
+    function(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const c10::IValue& element : value.toListRef()) function(element.toTensor());
+  }
+}
+
+// Functions know nothing of autograd: it is above them.
+c10::IValue without_grad(const c10::IValue& value) {
+  auto one = [](const at::Tensor& t) { return t.defined() && t.requires_grad() ? t.detach() : t; };
+  if (value.isTensor()) return one(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const c10::IValue& element : value.toListRef()) list.push_back(one(element.toTensor()));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& element : value.toListRef())
+      list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(one(element.toTensor())));
+    return list;
+  }
+  return value;
+}
+
+// Which functions this thread is in: one that calls its own operator would never end.
+struct Running {
+  const std::string* op;
+  int device;
+};
+thread_local std::vector<Running> t_running;
+
+class Entered {
+ public:
+  Entered(const OpState& op, const Plan& plan) {
+    for (const Running& outer : t_running) {
+      TORCH_CHECK(outer.device != plan.device || *outer.op != op.schema.name, op.display, " on ", plan.entry->label,
+                  ": its fallback ", plan.function, " calls ", op.schema.name,
+                  " on that device itself, which would never end. Compute it from other operators, or on the CPU "
+                  "(x.cpu()), or return NotImplemented to have the next path.");
+    }
+    t_running.push_back({&op.schema.name, plan.device});
+  }
+  ~Entered() { t_running.pop_back(); }
+  Entered(const Entered&) = delete;
+};
+
+// The results of one call, as the operator would have given them.
+class Results {
+ public:
+  Results(const Plan& plan, const OpState& op, const std::vector<c10::IValue>& args) : plan_(plan), op_(op) {
+    for (const c10::IValue& arg : args) each_tensor(arg, [&](const at::Tensor& t) { given_.push_back(t); });
+  }
+
+  c10::IValue accept(const c10::IValue& value) {
+    if (value.isTensor()) return accept(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const c10::IValue& element : value.toListRef()) list.push_back(accept(element.toTensor()));
+      return list;
+    }
+    return value;
+  }
+
+  std::vector<at::Tensor> tensors;  // all of them, in order
+
+  void check_count() const {
+    TORCH_CHECK(!plan_.shapes_known || tensors.size() == plan_.outputs.size(), who(), " returned ", tensors.size(),
+                " tensors, expected ", plan_.outputs.size());
+  }
+
+ private:
+  std::string who() const {
+    return c10::str(op_.display, " on ", plan_.entry->label, ": its fallback ", plan_.function);
+  }
+
+  at::Tensor accept(at::Tensor result) {
+    const size_t index = tensors.size();
+    if (plan_.shapes_known && index < plan_.outputs.size()) {
+      const OutputShape& wanted = plan_.outputs[index].shape;
+      const bool unwanted = wanted.dtype == c10::ScalarType::Undefined;
+      TORCH_CHECK(result.defined() ? (!unwanted && result.scalar_type() == wanted.dtype &&
+                                      result.sizes() == c10::IntArrayRef(wanted.sizes))
+                                   : unwanted,
+                  who(), " returned ", result.defined() ? describe(result.scalar_type(), result.sizes()) : "no tensor",
+                  ", expected ", unwanted ? "none" : describe(wanted.dtype, wanted.sizes));
+    }
+    if (result.defined()) {
+      TORCH_CHECK(result.layout() == c10::Layout::Strided, who(), " returned a tensor of layout ", result.layout(),
+                  ", which the device does not hold");
+      const c10::Device device = result.device();
+      TORCH_CHECK(device.is_cpu() || (device.type() == kDevice && device.index() == plan_.device), who(),
+                  " returned a tensor on ", device.type() == kDevice ? runtime::label(device.index()) : device.str(),
+                  ", expected one on ", plan_.entry->label, " or on the CPU");
+      if (device.is_cpu()) result = to_device(result.detach().resolve_conj().resolve_neg(), plan_.device);
+      result = own(result, index);
+    }
+    tensors.push_back(result);
+    return result;
+  }
+
+  static std::string describe(c10::ScalarType dtype, c10::IntArrayRef sizes) {
+    return std::string(dtype_name(to_uba_dtype(dtype))) + c10::str(sizes);
+  }
+
+  // A new value has memory of its own, in the strides that PyTorch would have given it.
+  at::Tensor own(const at::Tensor& result, size_t index) const {
+    const bool known = plan_.shapes_known && index < plan_.outputs.size();
+    bool same = true;
+    for (int64_t d = 0; known && d < result.dim(); d++)
+      same &= result.size(d) <= 1 || result.stride(d) == plan_.outputs[index].shape.strides[size_t(d)];
+    for (const at::Tensor& other : given_) same &= !other.defined() || !result.is_alias_of(other);
+    for (const at::Tensor& other : tensors) same &= !other.defined() || !result.is_alias_of(other);
+    if (same) return result.requires_grad() ? result.detach() : result;
+    at::Tensor copy = known ? empty_on(plan_.device, result.scalar_type(), plan_.outputs[index].shape.sizes,
+                                       plan_.outputs[index].shape.strides)
+                            : empty_on(plan_.device, result.scalar_type(), result.sizes(),
+                                       result.contiguous(result.suggest_memory_format()).strides());
+    copy_tensor(copy, result, true);
+    return copy;
+  }
+
+  const Plan& plan_;
+  const OpState& op_;
+  std::vector<at::Tensor> given_;
+};
+
+// The in-place and out= forms: each written tensor receives its result.
+void write(const OpState& op, at::ArrayRef<c10::IValue> args, const std::vector<at::Tensor>& results,
+           const Plan& plan) {
+  std::vector<std::pair<int, at::Tensor>> targets;
+  for (int position : op.written)
+    each_tensor(args[size_t(position)], [&](const at::Tensor& t) { targets.emplace_back(position, t); });
+  TORCH_CHECK_NOT_IMPLEMENTED(results.size() == targets.size(), op.display, " on ", plan.entry->label,
+                              ": its fallback ", plan.function, " gives ", results.size(),
+                              " tensors, and this form writes ", targets.size(),
+                              ". Call the form that returns new tensors.");
+  for (size_t i = 0; i < targets.size(); i++) {
+    const auto& [position, target] = targets[i];
+    const at::Tensor& result = results[i];
+    check_written_dtype(op, position, result.scalar_type(), target.scalar_type());
+    if (op.is_out[size_t(position)]) {
+      at::native::resize_output(target, result.sizes());  // warns as PyTorch does
+    } else {
+      TORCH_CHECK(result.sizes() == target.sizes(), "output with shape ", target.sizes(),
+                  " doesn't match the broadcast shape ", result.sizes());
+    }
+    copy_tensor(target, result, true);
+  }
+}
+
+}  // namespace
+
+void set_call_custom(CallCustom call) { g_call = call; }
+
+std::string custom_function(const OpState& op, int device) {
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    if (!g_registered->empty()) {
+      std::string own = registered(op.schema.name + "." + op.schema.overload, device);
+      if (own.empty()) own = registered(op.schema.name, device);
+      if (!own.empty()) return own;
+    }
+  }
+  return runtime::device_unopened(device).chip->routes.function_of(op.schema);
+}
+
+bool is_custom(const std::string& base) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  auto of = [&](const std::string& name) {
+    auto found = g_registered->lower_bound(name);
+    return found != g_registered->end() && (found->first == name || found->first.rfind(name + ".", 0) == 0);
+  };
+  return !g_registered->empty() && (of(base) || (base.back() == '_' && of(base.substr(0, base.size() - 1))));
+}
+
+void register_custom(const std::string& op, int device, const std::string& function) {
+  const size_t dot = op.find('.');
+  const std::string base = op.substr(0, dot);
+  bool reaches = false, view = false;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name != base && name.name != base + "_") continue;
+    const auto handle = c10::Dispatcher::singleton().findSchema(name);
+    if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    reaches |= !has_own_kernel(*handle);
+    view |= op_state(*handle).is_view;
+  }
+  TORCH_CHECK_VALUE(!view, op, " is a view: a function would break its aliasing");
+  TORCH_CHECK_VALUE(
+      reaches, op,
+      " never reaches the route: PyTorch has no such operator, or takes it apart before (register a function "
+      "for its parts), or it moves data as every chip does");
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    if (function.empty()) {
+      auto found = g_registered->find(op);
+      if (found != g_registered->end() && (found->second.erase(device), found->second.empty()))
+        g_registered->erase(found);
+    } else {
+      (*g_registered)[op][device] = function;
+    }
+  }
+  register_routes();  // which forgets the plans, too
+}
+
+bool custom_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Refused& refused, const std::string& reason,
+                 bool announce, BuiltPlan& built, std::string* why) {
+  Plan& plan = *built.plan;
+  Decision& decision = built.decision;
+  const std::string function = custom_function(op, plan.device);
+  if (function.empty()) return false;
+  std::vector<Attempt>& attempts = decision.attempts;
+  attempts.erase(std::remove_if(attempts.begin(), attempts.end(),
+                                [](const Attempt& attempt) { return attempt.path > Path::composed; }),
+                 attempts.end());
+  const auto refusal =
+      std::find_if(refused.begin(), refused.end(), [](const auto& entry) { return entry.first == nullptr; });
+  if (refusal != refused.end()) {
+    *why = refusal->second;
+    attempts.push_back({Path::custom, function, false, *why, "", 0});
+    const bool forbidden = plan.entry->chip->chip.fallback_default == "error";
+    attempts.push_back({forbidden ? Path::error : Path::cpu, forbidden ? "error" : "cpu", true, "", "", 0});
+    if (!forbidden) return false;
+    decision.path = Path::error;
+    plan.kind = Plan::Kind::error;
+    plan.error = "Op '" + op.display + "' not supported on device '" + plan.entry->label + "': " + reason + "; " +
+                 *why + ". Suggested fix: call it on the CPU (.cpu()).";
+    return true;
+  }
+  attempts.push_back({Path::custom, function, true, "", "", 0});
+  decision.path = Path::custom;
+  decision.row = nullptr;
+  decision.reason = reason;
+  plan.kind = Plan::Kind::custom;
+  plan.function = function;
+  plan.patches.clear();
+  plan.outputs.clear();
+  const c10::OperatorHandle& form = served_form(op);
+  if (!form.schema().is_mutable()) {
+    if (const auto shapes = infer_outputs(form, op.schema.name, arguments(op, args))) {
+      plan.shapes_known = true;
+      for (const OutputShape& shape : *shapes) {
+        plan.outputs.emplace_back();
+        plan.outputs.back().shape = shape;
+      }
+    }
+  }
+  bool created = false;
+  plan.counters = &stats::counters(plan.entry->label, op.display, path_name(Path::custom), function, reason, &created);
+  if (announce && created)
+    stats::log(1, op.display + " on " + plan.entry->label + " runs in its fallback " + function + ": " + reason);
+  if (announce && stats::debug_lines()) {
+    std::fprintf(stderr, "[SME] Fallback to %s: %s (%s)\n", function.c_str(), op.display.c_str(), reason.c_str());
+  }
+  return true;
+}
+
+bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
+  const CallCustom call = g_call.load();
+  TORCH_CHECK(call != nullptr, op.display, ": functions are called from Python, which has not been set up");
+  const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
+  const uint64_t before = g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load();
+  std::vector<c10::IValue> given = arguments(op, args);
+  for (c10::IValue& value : given) value = without_grad(value);
+  std::vector<c10::IValue> returned;
+  const Entered entered(op, plan);
+  {
+    Timer timer(*plan.counters, plan.device);
+    const c10::DeviceGuard on_device(c10::Device(kDevice, c10::DeviceIndex(plan.device)));
+    const at::NoGradGuard no_grad;
+    if (!call(plan.function, served_form(op), given, plan.device, &returned)) {
+      plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
+      return false;
+    }
+  }
+  torch::jit::Stack out;
+  if (op.written.empty() || op.functional.has_value()) {
+    Results results(plan, op, given);
+    for (c10::IValue& value : returned) value = results.accept(value);
+    results.check_count();
+    if (!op.written.empty()) write(op, args, results.tensors, plan);
+  }
+  for (size_t i = 0; i < op.returns.size(); i++) {
+    const int source = op.returns[i];
+    if (source >= 0) {
+      out.push_back(args[size_t(source)]);
+    } else {
+      TORCH_CHECK(i < returned.size(), op.display, " on ", plan.entry->label, ": its fallback ", plan.function,
+                  " returned ", returned.size(), " values, expected ", op.returns.size());
+      out.push_back(returned[i]);
+    }
+  }
+  torch::jit::drop(*stack, op.arg_count);
+  for (c10::IValue& value : out) stack->push_back(std::move(value));
+  plan.counters->host_bytes.fetch_add(g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load() - before,
+                                      std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace torchfl

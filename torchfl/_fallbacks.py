@@ -1,0 +1,115 @@
+"""Custom fallbacks: functions that stand for an operator which the chip itself has no kernel for.
+
+Contract: the engine decides when one runs (docs/routing.md) and calls `_call` under the GIL, with the arguments of the
+operator's functional form. A function gets them as a kernel of torch.library does: arguments that end the list at their
+default are left out, keyword-only ones go by name. It returns what the operator returns, on the device or on the CPU,
+or NotImplemented to have the next path. Modules are imported at the first call that needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchfl.errors import LoadError
+from torchfl.hcd import opnames
+
+#: The name in `fallback.ops` that stands for the bridge.
+BRIDGE = "onnxruntime"
+
+_registered: dict[tuple[str, int], Callable[..., Any]] = {}  # (operator, device index or -1) -> function
+_found: dict[str, Callable[..., Any]] = {}  # "package.module:function" -> function
+
+
+def install(engine: ModuleType) -> None:
+    """Have `engine` call functions."""
+    engine.set_call_custom(_call)
+
+
+def register(engine: ModuleType, op: str, function: Callable[..., Any] | None, indices: Sequence[int]) -> None:
+    """`function` for every operator that `op` means to a backend, on the devices `indices`; None takes it back."""
+    if function is not None and not callable(function):
+        raise TypeError(f"register_fallback: {op} needs a function, got {type(function).__name__}")
+    name = op if "::" in op else f"aten::{op}"
+    for target in opnames.resolve_exactly(name):
+        for index in indices:
+            label = f"{function.__module__}:{_name_of(function)}" if function is not None else ""
+            engine.register_custom(target, index, label)
+            if function is None:
+                _registered.pop((target, index), None)
+            else:
+                _registered[target, index] = function
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _call(route: str, name: str, overload: str, args: list[Any], index: int) -> Any:
+    op = getattr(getattr(torch.ops.aten, name.partition("::")[2]), overload or "default")
+    function = _function(route, name, overload, index)
+    if function is None:
+        from torchfl import _onnx_bridge
+
+        return _onnx_bridge.run(op, args)
+    positional, keywords = split(op, args)
+    return function(*positional, **keywords)
+
+
+def split(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments in schema order, as a call of `op` writes them."""
+    declared = [a for a in op._schema.arguments if not a.is_out]
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for argument, value in zip(declared, args, strict=True):
+        if not argument.kwarg_only:
+            positional.append(value)
+        elif not _at_default(argument, value):
+            keywords[argument.name] = value
+    while positional and _at_default(declared[len(positional) - 1], positional[-1]):
+        positional.pop()
+    return positional, keywords
+
+
+def _at_default(argument: Any, value: Any) -> bool:
+    if not argument.has_default_value() or isinstance(value, torch.Tensor):
+        return False
+    default = argument.default_value
+    return bool(type(value) is type(default) and value == default)
+
+
+def _function(route: str, name: str, overload: str, index: int) -> Callable[..., Any] | None:
+    """None: the bridge."""
+    for op in (f"{name}.{overload or 'default'}", name):
+        for key in ((op, index), (op, -1)):
+            if key in _registered:
+                return _registered[key]
+    if route == BRIDGE:
+        return None
+    if route not in _found:
+        _found[route] = _import(route, name)
+    return _found[route]
+
+
+def _import(route: str, name: str) -> Callable[..., Any]:
+    module_name, _, attributes = route.partition(":")
+    who = f"fallback.ops names '{route}' for {name}"
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise LoadError(
+            f"{who}, but module '{module_name}' cannot be imported ({error}): correct the name, install it, or put "
+            "its folder on PYTHONPATH"
+        ) from error
+    for attribute in attributes.split("."):
+        if not hasattr(value, attribute):
+            raise LoadError(f"{who}, but '{module_name}' has no '{attributes}': it is written package.module:function")
+        value = getattr(value, attribute)
+    if not callable(value):
+        raise LoadError(f"{who}, but that is a {type(value).__name__} and cannot be called")
+    function: Callable[..., Any] = value
+    return function
