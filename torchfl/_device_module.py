@@ -191,6 +191,11 @@ class DeviceModule(ModuleType):
     def is_initialized(self) -> bool:
         return bool(self._engine.any_opened()) and not self._is_in_bad_fork()
 
+    @property
+    def _initialized(self) -> bool:
+        """What PyTorch's checkpointing asks: without it, no state of the generator is kept for the second run."""
+        return self.is_initialized()
+
     def _is_in_bad_fork(self) -> bool:
         return bool(self._engine.forked_after_use())
 

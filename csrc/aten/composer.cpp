@@ -150,6 +150,32 @@ void check_written(const OpState& op, at::ArrayRef<c10::IValue> args, int positi
   at::assert_no_internal_overlap(target);
 }
 
+// The seed of one run. A run that a kernel refused gives it back, so that what a call draws does not depend on whether
+// the refusal was known before.
+class Draw {
+ public:
+  explicit Draw(at::Generator generator) : generator_(std::move(generator)) {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    before_ = host().engine();
+    seed_ = host().random64();
+    after_ = host().engine().data();
+  }
+  uint64_t seed() const { return seed_; }
+  void give_back() {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    const at::mt19937_data_pod now = host().engine().data();
+    const bool untouched = now.left_ == after_.left_ && now.next_ == after_.next_ && now.state_ == after_.state_;
+    if (untouched) host().set_engine(before_);  // else another thread has drawn since
+  }
+
+ private:
+  at::CPUGeneratorImpl& host() { return *at::check_generator<at::CPUGeneratorImpl>(generator_); }
+  at::Generator generator_;
+  at::mt19937 before_;
+  at::mt19937_data_pod after_;
+  uint64_t seed_ = 0;
+};
+
 }  // namespace
 
 void set_compose_function(ComposeFunction function) { g_compose = function; }
@@ -193,11 +219,6 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   }
   if (!reused && !agrees_with_pytorch(op, args, *composed->program, why)) return false;
   const Program& program = *composed->program;
-  if (program.random > 0) {
-    // Under checkpointing, a mask that is drawn again in autograd's thread has come out another one.
-    *why = "random numbers are drawn on the CPU";
-    return false;
-  }
   for (const auto& [k, element] : program.baked) {
     const size_t position = size_t(op.kernel_args[size_t(k)]);
     if (op.patched[position] == OpState::by_value) continue;
@@ -308,6 +329,7 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   run.outputs = outputs.data();
   run.scratch = scratch.defined() ? const_cast<void*>(scratch.storage().data()) : nullptr;
   run.numbers = numbers.data();
+  std::optional<Draw> draw;
   if (program.random > 0) {
     at::Generator generator = default_host_generator(plan.device);
     for (size_t i = 0; i < op.arg_count; i++) {
@@ -317,10 +339,11 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
                   "' device type for generator but found '", given.device().type(), "'");
       generator = host_generator(given);
     }
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    run.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+    draw.emplace(std::move(generator));
+    run.seed = draw->seed();
   }
   if (!guarded([&] { return bound.run(run); })) {
+    if (draw.has_value()) draw->give_back();
     TORCH_CHECK(!bound.writes_inputs(), op.display, " on ", entry.label,
                 ": a kernel refused in the middle of a program "
                 "that changes its arguments: ",

@@ -349,7 +349,7 @@ void check_written_dtype(const OpState& op, int position, c10::ScalarType result
 }
 
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack, bool compose) {
+                     const Refused& refused, bool announce, bool pack, const std::string& no_program) {
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;
@@ -363,8 +363,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     if (decision.attempts.empty()) decision.attempts.push_back({Path::native, chip.chip.name, false, reason, "", 0});
     decision.path = Path::cpu;
     decision.reason = reason;
-    std::string uncomposed;
-    if (compose && compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
+    std::string uncomposed = no_program;
+    if (no_program.empty() && compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
     go_elsewhere(op, plan, decision.reason, announce);
     if (plan.kind == Plan::Kind::cpu) plan.error = unsupported_text(op, args, plan, decision);

@@ -63,7 +63,8 @@ struct Plan {
   int32_t output_dtype = 0;               // of outputs[0], as the ABI names it
 };
 
-// Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time.
+// Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time;
+// `no_program`: why it is not to be composed, "" if it may be.
 using Refused = std::vector<std::pair<const OpPath*, std::string>>;
 struct BuiltPlan {
   std::unique_ptr<Plan> plan;
@@ -74,7 +75,8 @@ struct BuiltPlan {
   bool again = false;  // the operator's signature has grown (OpState::baked): read it again
 };
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack = false, bool compose = true);
+                     const Refused& refused, bool announce, bool pack = false,
+                     const std::string& no_program = "");
 
 // What PyTorch refuses to write to argument `position`: raises, if a result of `result` cannot become `target`.
 void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target);

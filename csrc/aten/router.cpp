@@ -312,7 +312,8 @@ void run_without_program(OpState& op, at::ArrayRef<c10::IValue> args, const Sign
                          int device, torch::jit::Stack* stack) {
   const std::string refusal = take_sdk_message().text;
   stats::log(1, op.display + " on " + runtime::label(device) + ": a kernel of its program refused: " + refusal);
-  BuiltPlan built = build_plan(op, args, signature, device, {}, true, /*pack=*/false, /*compose=*/false);
+  BuiltPlan built =
+      build_plan(op, args, signature, device, {}, true, /*pack=*/false, "a kernel of it refused: " + refusal);
   run_elsewhere(*t_plans.put(hash, std::move(built.plan)), op, stack);
 }
 }  // namespace
