@@ -91,6 +91,12 @@ std::shared_ptr<const Composed> for_these_sizes(const Composed& known, const OpS
   return made;
 }
 
+// Results behind the first go to the backward only, and PyTorch's shape function has them otherwise than its CPU.
+bool has_workspace(const std::string& base) {
+  return base == "aten::native_batch_norm" || base == "aten::_native_batch_norm_legit" ||
+         base == "aten::_embedding_bag" || base == "aten::_embedding_bag_forward_only";
+}
+
 // PyTorch's own shape function of the functional form: it refuses what the operator refuses, and a program whose
 // results are of another shape or dtype is no program for it.
 bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, const Program& program, std::string* why) {
@@ -107,6 +113,8 @@ bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, cons
   for (int position : op.kernel_args) stack.push_back(meta_value(args[size_t(position)]));
   try {
     op.functional->callBoxed(stack);
+  } catch (const c10::NotImplementedError&) {
+    return true;  // it has none after all
   } catch (const c10::Error& error) {
     *why = error.what_without_backtrace();
     *why = why->substr(0, why->find('\n'));
@@ -123,7 +131,8 @@ bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, cons
     }
   }
   if (program.outputs.empty() || results.size() != program.outputs.size()) return true;  // it writes to its arguments
-  for (size_t i = 0; i < results.size(); i++) {
+  const size_t compared = has_workspace(op.schema.name) ? 1 : results.size();
+  for (size_t i = 0; i < compared; i++) {
     if (!results[i].defined() || program.outputs[i] < 0) continue;
     const ProgramValue& value = program.values[size_t(program.outputs[i])];
     if (results[i].sizes() == c10::IntArrayRef(value.sizes) && to_uba_dtype(results[i].scalar_type()) == value.dtype)
@@ -185,7 +194,8 @@ void forget_programs() { cache().clear(); }
 bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, BuiltPlan& built,
                   std::string* why) {
   // What writes to lists of tensors returns nothing: its own program writes to them.
-  const bool functional = op.functional.has_value() && !(op.returns.empty() && !op.written.empty());
+  const bool makes = op.functional.has_value() || op.factory.has_value();
+  const bool functional = makes && !(op.returns.empty() && !op.written.empty());
   if (!functional && std::any_of(op.is_out.begin(), op.is_out.end(), [](bool out) { return out; })) {
     *why = "it has no functional form";
     return false;
@@ -205,8 +215,14 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   if (composed == nullptr || (reused && bound == nullptr)) {
     std::vector<c10::IValue> functional_args;
     for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
-    composed = std::make_shared<const Composed>(
-        g_compose(functional ? *op.functional : op.handle, functional_args, plan.device));
+    if (op.factory.has_value()) {
+      const c10::ScalarType dtype = args[size_t(op.written[0])].toTensor().scalar_type();
+      for (c10::IValue option : {c10::IValue(int64_t(dtype)), c10::IValue(), c10::IValue(c10::Device("meta")),
+                                 c10::IValue()})
+        functional_args.push_back(std::move(option));
+    }
+    const c10::OperatorHandle& form = !functional ? op.handle : op.factory.has_value() ? *op.factory : *op.functional;
+    composed = std::make_shared<const Composed>(g_compose(form, functional_args, plan.device));
     cache().put(key, composed);
     if (composed->program != nullptr && composed->program->pointwise && composed->program->baked.empty() &&
         composed->constants.empty() && !generic_key.empty()) {
@@ -245,7 +261,7 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
            std::to_string(tensors);
     return false;
   }
-  if (!op.written.empty() && op.functional.has_value()) {
+  if (!op.written.empty() && makes) {
     for (size_t i = 0; i < op.returns.size(); i++) {
       if (op.returns[i] < 0 || bound->result_of()[i] < 0) continue;
       check_written(op, args, op.returns[i], bound->outputs()[size_t(bound->result_of()[i])], built);
@@ -361,12 +377,17 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   } else {
     for (size_t i = 0; i < op.returns.size(); i++) {
       const int index = i < bound.result_of().size() ? bound.result_of()[i] : -1;
+      if (op.returns[i] < 0 && returns[i].type()->kind() == c10::TypeKind::BoolType) {
+        returned.emplace_back(results.at(size_t(index)).item().toBool());  // an answer, such as that of `equal`, is no tensor
+        continue;
+      }
       if (op.returns[i] < 0) {
         returned.emplace_back(index < 0 ? at::Tensor() : results[size_t(index)]);
         continue;
       }
       const at::Tensor target = (*stack)[base + size_t(op.returns[i])].toTensor();
-      if (index >= 0 && op.functional.has_value()) copy_tensor(target, results[size_t(index)], true);
+      if (index >= 0 && (op.functional.has_value() || op.factory.has_value()))
+        copy_tensor(target, results[size_t(index)], true);
       returned.emplace_back(target);
     }
   }

@@ -28,8 +28,20 @@ bool is_structured(const c10::OperatorHandle& op) {
 
 bool ends_with(const std::string& text, char c) { return !text.empty() && text.back() == c; }
 
-// The functional form of an in-place or out= operator: same base name, same arguments less the out ones.
-std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema, const std::string& base) {
+// Where the arguments of a factory stop that tell of its result alone: dtype, layout, device, pin_memory.
+constexpr const char* kTensorOptions[] = {"dtype", "layout", "device", "pin_memory"};
+bool takes_options(const std::vector<const c10::Argument*>& args) {
+  const size_t first = args.size() - std::min<size_t>(args.size(), 4);
+  for (size_t i = 0; i < 4; i++) {
+    if (first + i >= args.size() || args[first + i]->name() != kTensorOptions[i]) return false;
+  }
+  return true;
+}
+
+// The functional form of an in-place or out= operator: same base name, same arguments less the out ones. `factory`: and
+// more those of a tensor's options.
+std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema, const std::string& base,
+                                                   bool factory = false) {
   static const auto* by_name = [] {
     auto* index = new std::unordered_multimap<std::string, std::string>();
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
@@ -48,7 +60,11 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
   for (auto it = begin; it != end; ++it) {
     auto candidate = c10::Dispatcher::singleton().findSchema({base, it->second});
     if (!candidate.has_value() || candidate->schema().is_mutable()) continue;
-    const auto have = inputs(candidate->schema());
+    auto have = inputs(candidate->schema());
+    if (factory) {
+      if (!takes_options(have)) continue;
+      have.resize(have.size() - 4);
+    }
     if (have.size() != wanted.size()) continue;
     bool equal = true;
     for (size_t i = 0; i < have.size() && equal; i++) {
@@ -105,6 +121,8 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
   }
   if (mutable_form) {
     functional = find_functional(s, base);
+    if (!functional.has_value() && written.size() == 1 && is_out[size_t(written[0])])
+      factory = find_functional(s, base, /*factory=*/true);
   } else {
     functional = op;
   }

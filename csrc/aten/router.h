@@ -37,6 +37,8 @@ struct OpState {
   std::vector<bool> is_out;                       // by position
   bool offset_matters = false;                    // a descriptor's condition looks at storage offsets
   std::optional<c10::OperatorHandle> functional;  // the form without written arguments, itself if it is that
+  // For the out form of a factory (randperm, linspace), which has no such form: what makes its result, given the dtype.
+  std::optional<c10::OperatorHandle> factory;
   bool pointwise = false;
   bool is_view = false;
   bool writes(int position) const;

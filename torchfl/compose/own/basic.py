@@ -247,7 +247,7 @@ def native_group_norm(x: Tensor, weight: Any, bias: Any, n: int, c: int, hxw: in
 
 @own("linalg_vector_norm")
 def linalg_vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if x.dtype.is_complex or x.numel() == 0:
+    if x.dtype.is_complex or (x.numel() == 0 and math.isinf(ord)):
         return NotImplemented
     kept = dtype or x.dtype
     y = x.to(torch.float32 if kept.itemsize == 2 else kept)
