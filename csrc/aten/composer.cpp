@@ -217,8 +217,8 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
     for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
     if (op.factory.has_value()) {
       const c10::ScalarType dtype = args[size_t(op.written[0])].toTensor().scalar_type();
-      for (c10::IValue option : {c10::IValue(int64_t(dtype)), c10::IValue(), c10::IValue(c10::Device("meta")),
-                                 c10::IValue()})
+      for (c10::IValue option :
+           {c10::IValue(int64_t(dtype)), c10::IValue(), c10::IValue(c10::Device("meta")), c10::IValue()})
         functional_args.push_back(std::move(option));
     }
     const c10::OperatorHandle& form = !functional ? op.handle : op.factory.has_value() ? *op.factory : *op.functional;
@@ -378,7 +378,8 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     for (size_t i = 0; i < op.returns.size(); i++) {
       const int index = i < bound.result_of().size() ? bound.result_of()[i] : -1;
       if (op.returns[i] < 0 && returns[i].type()->kind() == c10::TypeKind::BoolType) {
-        returned.emplace_back(results.at(size_t(index)).item().toBool());  // an answer, such as that of `equal`, is no tensor
+        returned.emplace_back(
+            results.at(size_t(index)).item().toBool());  // an answer, such as that of `equal`, is no tensor
         continue;
       }
       if (op.returns[i] < 0) {

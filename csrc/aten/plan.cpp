@@ -6,6 +6,7 @@
 
 #include "aten_handlers.h"
 #include "composer.h"
+#include "own_composites.h"
 #include "transfer.h"
 
 namespace torchfl {
@@ -225,8 +226,10 @@ void announce_elsewhere(const OpState& op, Plan& plan, const std::string& path, 
   }
 }
 
-void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool announce) {
-  plan.kind = op.taken_apart() ? Plan::Kind::composite : Plan::Kind::cpu;
+void go_elsewhere(OpState& op, at::ArrayRef<c10::IValue> args, Plan& plan, const std::string& reason, bool announce) {
+  const bool own =
+      op.own_composite != nullptr && own_composite_serves(op.handle.schema().name(), args, plan.entry->chip->routes);
+  plan.kind = own || op.composite.has_value() ? Plan::Kind::composite : Plan::Kind::cpu;
   const std::string path = plan.kind == Plan::Kind::composite ? "composite" : "cpu";
   bool created = false;
   plan.counters = &stats::counters(plan.entry->label, op.display, path, path, reason, &created);
@@ -364,9 +367,10 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     decision.path = Path::cpu;
     decision.reason = reason;
     std::string uncomposed = no_program;
-    if (no_program.empty() && compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
+    if (no_program.empty() && compose_here(op, args, signature, reason, announce, built, &uncomposed))
+      return std::move(built);
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
-    go_elsewhere(op, plan, decision.reason, announce);
+    go_elsewhere(op, args, plan, decision.reason, announce);
     if (plan.kind == Plan::Kind::cpu) plan.error = unsupported_text(op, args, plan, decision);
     return std::move(built);
   };

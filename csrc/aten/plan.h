@@ -75,8 +75,7 @@ struct BuiltPlan {
   bool again = false;  // the operator's signature has grown (OpState::baked): read it again
 };
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack = false,
-                     const std::string& no_program = "");
+                     const Refused& refused, bool announce, bool pack = false, const std::string& no_program = "");
 
 // What PyTorch refuses to write to argument `position`: raises, if a result of `result` cannot become `target`.
 void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target);

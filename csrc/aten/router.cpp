@@ -17,7 +17,10 @@ namespace torchfl {
 namespace {
 
 // PyTorch gives the operators that only out-of-tree backends have a composite kernel which says that one is missing.
-bool is_stub(const std::string& base) { return base.find("_overrideable") != std::string::npos; }
+// That of kaiser_window asks for a kernel where nobody can register one.
+bool is_stub(const std::string& base) {
+  return base.find("_overrideable") != std::string::npos || base == "aten::kaiser_window";
+}
 
 // Its functional form has a kernel that asks the backend for the out form. Others with a kernel of that name have no
 // kernel on the CPU either: they are taken apart for every backend.
@@ -156,7 +159,7 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
   }
   baked.assign(scales.size(), 0);
   refresh_patched(*this);
-  if (written.empty()) own_composite = torchfl::own_composite(base);
+  if (written.empty() || in_place) own_composite = torchfl::own_composite(s.name());
   for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd,
                                c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
     if (key == c10::DispatchKey::CompositeExplicitAutogradNonFunctional && is_structured(op)) continue;

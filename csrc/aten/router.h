@@ -44,7 +44,6 @@ struct OpState {
   bool writes(int position) const;
   std::optional<c10::DispatchKey> composite;           // where a composite kernel of PyTorch's lives
   const c10::KernelFunction* own_composite = nullptr;  // or ours, which goes first
-  bool taken_apart() const { return own_composite != nullptr || composite.has_value(); }
 };
 
 OpState& op_state(const c10::OperatorHandle& op);

@@ -81,7 +81,12 @@ def transposed(x: Tensor, weight: Tensor, stride: list[int], padding: list[int],
     inner = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
     big = padded(spread(x, stride), inner, output_padding)
     c, per_group = weight.shape[:2]
-    turned = weight.reshape(c, per_group, math.prod(kernel)).flip(-1).reshape(groups, c // groups, per_group, *kernel).transpose(1, 2)
+    turned = (
+        weight.reshape(c, per_group, math.prod(kernel))
+        .flip(-1)
+        .reshape(groups, c // groups, per_group, *kernel)
+        .transpose(1, 2)
+    )
     turned = turned.reshape(groups * per_group, c // groups, *kernel)
     return convolve(big, turned, [1] * len(kernel), [0] * len(kernel), dilation, groups)
 
