@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from helpers import OwnProcess
 from torch.utils.checkpoint import checkpoint
 
 import torchfl
@@ -237,3 +238,47 @@ def test_generators_of_the_device_are_independent_and_clonable(npu):
     assert draw(npu) == expected
     c = a.clone_state()
     assert torch.rand(3, device=npu, generator=c).tolist() == torch.rand(3, device=npu, generator=a).tolist()
+
+
+unlike = OwnProcess("random_on_unlike_chips", NPU_SIM_DEVICES="2")
+
+
+@unlike
+def test_every_chip_follows_the_seed_and_checkpointing():
+    """PyTorch knows one device type: it asks the first chip's module for what any device of it draws."""
+    torchfl.load("npu_v3"), torchfl.load("npu_v2")
+
+    def run(x):
+        return torch.nn.functional.dropout(x, 0.5) * x.exp()
+
+    for name in ("npu_v3:1", "npu:0", "npu:1"):
+        device = torch.device(name)
+        torch.manual_seed(5)
+        first = draw(device)
+        torch.manual_seed(5)
+        assert draw(device) == first
+        with torch.random.fork_rng(devices=[device], device_type="npu_v3"):
+            inside = draw(device)
+        assert draw(device) == inside
+        for use_reentrant in (False, True):
+            seen = []
+            for call in (run, lambda x, r=use_reentrant: checkpoint(run, x, use_reentrant=r)):
+                x = torch.zeros(64, device=device, requires_grad=True)
+                torch.manual_seed(4)
+                call(x + 1).sum().backward()
+                seen.append(x.grad.tolist())
+            assert seen[0] == seen[1]
+
+
+@unlike
+def test_each_chips_module_seeds_and_keeps_its_own():
+    torchfl.load("npu_v3"), torchfl.load("npu_v2")
+    torch.manual_seed(1)
+    expected = draw(torch.device("npu_v3:0"))
+    torch.manual_seed(1)
+    torch.npu.manual_seed_all(9)
+    assert draw(torch.device("npu_v3:0")) == expected
+    state = torch.npu.get_rng_state("npu:1")
+    there = draw(torch.device("npu:1"))
+    torch.npu.set_rng_state(state, 1)
+    assert draw(torch.device("npu:1")) == there

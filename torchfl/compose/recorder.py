@@ -308,8 +308,7 @@ class Recorder(TorchDispatchMode):
         if self.has("vfill", dtype):
             args = [list(sizes), self.literal(value), {"dtype": _NAMES[dtype]}]
             if len(sizes) > self.target.max_rank:
-                made = self.full([math.prod(sizes)], value, dtype).view(list(sizes))
-                return made
+                return self.full([math.prod(sizes)], value, dtype).view(list(sizes))
             made = self.step("uba::vfill", args, [(sizes, dtype, None)])[0]
         elif is_open(value):
             raise NotComposable(f"no vfill for {_NAMES[dtype]}")

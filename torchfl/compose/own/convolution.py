@@ -127,9 +127,13 @@ def convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) ->
             dx = transposed(grad, weight, stride, padding, left, dilation, groups)
     if mask[1]:
         moved, fixed = (grad, x) if flip else (x, grad)
-        columns, out = unfold(padded(moved, padding), kernel, stride, dilation, groups)
-        if flip:
-            fixed = crop(fixed, out)
+        moved = padded(moved, padding)
+        # What lies behind the last window, such as the padding of a transposed convolution's result, takes no part.
+        reach = [
+            (m - 1) * s + d * (k - 1) + 1
+            for m, s, d, k in zip(fixed.shape[2:], stride, dilation, kernel, strict=True)
+        ]
+        columns, _ = unfold(crop(moved, reach), kernel, stride, dilation, groups)
         g = fixed.transpose(0, 1).reshape(groups, fixed.shape[1] // groups, -1)
         dw = torch.bmm(g, columns.transpose(1, 2)).view(weight.shape)
     if mask[2]:

@@ -172,7 +172,7 @@ def _pool_maps(sizes: list[int], kernel: Any, stride: Any, padding: Any, ceil: b
 
 
 def _floating(x: Tensor) -> None:
-    """The weights of a map are fractions: integers, which few of PyTorch's operators take here, round in their own way."""
+    """The weights of a map are fractions; integers, where PyTorch takes them at all, round in its own way."""
     if not x.dtype.is_floating_point:
         raise NotComposable(f"averages of {dtype_name(x.dtype)}")
 
