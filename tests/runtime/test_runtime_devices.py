@@ -445,6 +445,7 @@ poorer_first = OwnProcess("poorer_first")
 @poorer_first
 def test_a_chip_composes_whatever_was_loaded_before_it():
     """Whichever chip comes first may have no instructions at all."""
+    import os
     import tempfile
     from pathlib import Path
 
@@ -452,8 +453,9 @@ def test_a_chip_composes_whatever_was_loaded_before_it():
     from torchfl._paths import shipped_chips
 
     with tempfile.TemporaryDirectory() as folder:
-        poor = Path(folder) / "poor.yaml"
-        poor.write_text(f"hcd: 1\nextends: {shipped_chips()['npu_v2']}\ninstructions: null\n")
+        poor = Path(folder).resolve() / "poor.yaml"
+        parent = os.path.relpath(shipped_chips()["npu_v2"].resolve(), poor.parent)
+        poor.write_text(f"hcd: 1\nextends: {parent}\ninstructions: null\n")
         torchfl.load(poor)
     torchfl.load("npu_v3")
     x = torch.tensor([-1.0, 0.5, 2.0])
