@@ -104,6 +104,12 @@ CONVOLUTIONS = {
     "unlike strides": (F.conv2d, (2, 4, 9, 8), (6, 2, 3, 2), {"stride": (3, 2), "padding": (1, 0), "groups": 2}),
     "three dimensions": (F.conv3d, (2, 4, 5, 6, 5), (6, 2, 3, 3, 2), {"stride": 2, "padding": 1, "groups": 2}),
     "transposed": (F.conv_transpose2d, (2, 4, 7, 5), (4, 3, 3, 2), {"stride": (3, 2), "padding": 1, "groups": 2}),
+    "a result that ends in padding": (
+        F.conv_transpose2d,
+        (2, 4, 5, 4),
+        (4, 3, 3, 2),
+        {"stride": 2, "dilation": 3, "output_padding": 2},
+    ),
     "transposed, 1": (F.conv_transpose1d, (2, 4, 7), (4, 3, 3), {"stride": 2, "output_padding": 1}),
     "transposed, 3": (F.conv_transpose3d, (1, 4, 3, 4, 3), (4, 3, 2, 3, 2), {"stride": (3, 2, 1)}),
 }
@@ -131,6 +137,33 @@ def test_pooling_of_any_rank(rank):
     assert torch.equal(average(whole.to(DEVICE), 2).cpu(), average(whole, 2))
     with pytest.raises(RuntimeError, match="not implemented for 'Int'"):
         average(whole.int().to(DEVICE), 2)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.heaviside(x, x),
+    lambda x: torch.special.entr(x.abs()),
+    lambda x: torch.where(x > 0, 1.0, 0.0),
+])  # fmt: skip
+def test_selections_between_two_numbers(function):
+    on_chip(function, X)
+
+
+def test_uint8_between_negative_bounds():
+    """PyTorch makes large numbers of them."""
+    x = torch.arange(0, 250, 7, dtype=torch.uint8)
+    for function in (lambda x: torch.clamp(x, -5, 100), lambda x: torch.clamp_min(x, -5)):
+        assert torch.equal(function(x.to(DEVICE)).cpu(), function(x))
+
+
+def test_complex_linear_layers():
+    def run(x, weight, bias):
+        made = F.linear(*(t.to(torch.complex64) for t in (x, weight, bias)))
+        return torch.view_as_real(made)
+
+    made = torch.Generator().manual_seed(0)
+    for rows in (0, 4):
+        tensors = [torch.randn(shape, generator=made) for shape in ((rows, 3), (2, 3), (2,))]
+        on_chip(run, *tensors, gradients=True)
 
 
 @pytest.mark.parametrize("function", [

@@ -130,8 +130,7 @@ def convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) ->
         moved = padded(moved, padding)
         # What lies behind the last window, such as the padding of a transposed convolution's result, takes no part.
         reach = [
-            (m - 1) * s + d * (k - 1) + 1
-            for m, s, d, k in zip(fixed.shape[2:], stride, dilation, kernel, strict=True)
+            (m - 1) * s + d * (k - 1) + 1 for m, s, d, k in zip(fixed.shape[2:], stride, dilation, kernel, strict=True)
         ]
         columns, _ = unfold(crop(moved, reach), kernel, stride, dilation, groups)
         g = fixed.transpose(0, 1).reshape(groups, fixed.shape[1] // groups, -1)
