@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class DeviceModule(ModuleType):
         self._lowered = lowered
         self._torch_type = torch._C._get_privateuse1_backend_name()
         self._fractions: dict[int, float] = {}  # of memory, by PyTorch's index
+        self._entered = threading.local()  # index: the device of the innermost `with torch.<chip>.device(...)`
         module = self
 
         class Stream(torch.Stream):
@@ -76,16 +78,16 @@ class DeviceModule(ModuleType):
             """Makes a device current inside a `with` block."""
 
             def __init__(self, device: Any) -> None:
-                # PyTorch's own code asks the module of the type for any device of it, another chip's too.
-                ours = isinstance(device, torch.device) and device.type == module._torch_type
-                self.idx = device.index if ours and device.index is not None else module._index(device)
+                self.idx = module._any_index(device)
                 self.prev_idx = -1
 
             def __enter__(self) -> Any:
                 self.prev_idx = module._engine.exchange_device(self.idx)
+                self.outer, module._entered.index = getattr(module._entered, "index", None), self.idx
                 return self
 
             def __exit__(self, *exc: object) -> None:
+                module._entered.index = self.outer
                 module._engine.exchange_device(self.prev_idx)
 
         class device_of(device):
@@ -123,6 +125,21 @@ class DeviceModule(ModuleType):
 
     def _owns(self, index: int) -> bool:
         return self._chip.first_index <= index < self._chip.first_index + self._chip.count
+
+    def _any_index(self, device: Any = None) -> int:
+        """PyTorch's own code asks the module of the type for any device of it, another chip's too, by PyTorch's index:
+        checkpointing does for the generators' states."""
+        if isinstance(device, str):
+            device = torch.device(device)
+        if isinstance(device, torch.device) and device.type == self._torch_type and device.index is not None:
+            return device.index
+        if self._chip.device_type == self._torch_type:
+            current: int = self._engine.current_device()
+            if isinstance(device, int) and self._chip.count <= device < self._engine.device_count():
+                return device
+            if device is None and current == getattr(self._entered, "index", None):
+                return current
+        return self._index(device)
 
     def is_available(self) -> bool:
         return self._chip.count > 0
@@ -191,6 +208,11 @@ class DeviceModule(ModuleType):
     def is_initialized(self) -> bool:
         return bool(self._engine.any_opened()) and not self._is_in_bad_fork()
 
+    @property
+    def _initialized(self) -> bool:
+        """What PyTorch's checkpointing asks: without it, no state of the generator is kept for the second run."""
+        return self.is_initialized()
+
     def _is_in_bad_fork(self) -> bool:
         return bool(self._engine.forked_after_use())
 
@@ -221,7 +243,7 @@ class DeviceModule(ModuleType):
     # ------------------------------------------------------------------ random numbers
 
     def _generator(self, device: Any = None) -> torch.Generator:
-        generator: torch.Generator = self._engine.default_generator(self._index(device))
+        generator: torch.Generator = self._engine.default_generator(self._any_index(device))
         return generator
 
     def _indices(self) -> range:
@@ -235,7 +257,10 @@ class DeviceModule(ModuleType):
         self._generator().manual_seed(int(seed))
 
     def manual_seed_all(self, seed: int) -> None:
-        for i in self._indices():
+        """Seed all devices of this chip; `torch.manual_seed` comes here in the module of the first chip, which is that
+        of PyTorch's device type, and means the devices of all chips."""
+        of_type = self._chip.device_type == self._torch_type
+        for i in range(self._engine.device_count()) if of_type else self._indices():
             self._generator(i).manual_seed(int(seed))
 
     def seed(self) -> None:

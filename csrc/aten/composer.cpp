@@ -98,6 +98,12 @@ std::shared_ptr<const Composed> for_these_sizes(const Composed& known, const OpS
   return made;
 }
 
+// Results behind the first go to the backward only, and PyTorch's shape function has them otherwise than its CPU.
+bool has_workspace(const std::string& base) {
+  return base == "aten::native_batch_norm" || base == "aten::_native_batch_norm_legit" ||
+         base == "aten::_embedding_bag" || base == "aten::_embedding_bag_forward_only";
+}
+
 // PyTorch's own shape function of the functional form: it refuses what the operator refuses, and a program whose
 // results are of another shape or dtype is no program for it.
 bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, const Program& program, std::string* why) {
@@ -114,6 +120,8 @@ bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, cons
   for (int position : op.kernel_args) stack.push_back(meta_value(args[size_t(position)]));
   try {
     op.functional->callBoxed(stack);
+  } catch (const c10::NotImplementedError&) {
+    return true;  // it has none after all
   } catch (const c10::Error& error) {
     *why = error.what_without_backtrace();
     *why = why->substr(0, why->find('\n'));
@@ -130,7 +138,8 @@ bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, cons
     }
   }
   if (program.outputs.empty() || results.size() != program.outputs.size()) return true;  // it writes to its arguments
-  for (size_t i = 0; i < results.size(); i++) {
+  const size_t compared = has_workspace(op.schema.name) ? 1 : results.size();
+  for (size_t i = 0; i < compared; i++) {
     if (!results[i].defined() || program.outputs[i] < 0) continue;
     const ProgramValue& value = program.values[size_t(program.outputs[i])];
     if (results[i].sizes() == c10::IntArrayRef(value.sizes) && to_uba_dtype(results[i].scalar_type()) == value.dtype)
@@ -157,6 +166,32 @@ void check_written(const OpState& op, at::ArrayRef<c10::IValue> args, int positi
   at::assert_no_internal_overlap(target);
 }
 
+// The seed of one run. A run that a kernel refused gives it back, so that what a call draws does not depend on whether
+// the refusal was known before.
+class Draw {
+ public:
+  explicit Draw(at::Generator generator) : generator_(std::move(generator)) {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    before_ = host().engine();
+    seed_ = host().random64();
+    after_ = host().engine().data();
+  }
+  uint64_t seed() const { return seed_; }
+  void give_back() {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    const at::mt19937_data_pod now = host().engine().data();
+    const bool untouched = now.left_ == after_.left_ && now.next_ == after_.next_ && now.state_ == after_.state_;
+    if (untouched) host().set_engine(before_);  // else another thread has drawn since
+  }
+
+ private:
+  at::CPUGeneratorImpl& host() { return *at::check_generator<at::CPUGeneratorImpl>(generator_); }
+  at::Generator generator_;
+  at::mt19937 before_;
+  at::mt19937_data_pod after_;
+  uint64_t seed_ = 0;
+};
+
 }  // namespace
 
 void set_compose_function(ComposeFunction function) { g_compose = function; }
@@ -167,7 +202,8 @@ size_t program_count() { return cache().count(); }
 bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, BuiltPlan& built,
                   std::string* why) {
   // What writes to lists of tensors returns nothing: its own program writes to them.
-  const bool functional = op.functional.has_value() && !(op.returns.empty() && !op.written.empty());
+  const bool makes = op.functional.has_value() || op.factory.has_value();
+  const bool functional = makes && !(op.returns.empty() && !op.written.empty());
   if (!functional && std::any_of(op.is_out.begin(), op.is_out.end(), [](bool out) { return out; })) {
     *why = "it has no functional form";
     return false;
@@ -187,8 +223,14 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   if (composed == nullptr || (reused && bound == nullptr)) {
     std::vector<c10::IValue> functional_args;
     for (int position : op.kernel_args) functional_args.push_back(args[size_t(position)]);
-    composed = std::make_shared<const Composed>(
-        g_compose(functional ? *op.functional : op.handle, functional_args, plan.device));
+    if (op.factory.has_value()) {
+      const c10::ScalarType dtype = args[size_t(op.written[0])].toTensor().scalar_type();
+      for (c10::IValue option :
+           {c10::IValue(int64_t(dtype)), c10::IValue(), c10::IValue(c10::Device("meta")), c10::IValue()})
+        functional_args.push_back(std::move(option));
+    }
+    const c10::OperatorHandle& form = !functional ? op.handle : op.factory.has_value() ? *op.factory : *op.functional;
+    composed = std::make_shared<const Composed>(g_compose(form, functional_args, plan.device));
     cache().put(key, composed);
     if (composed->program != nullptr && composed->program->pointwise && composed->program->baked.empty() &&
         composed->constants.empty() && !generic_key.empty()) {
@@ -201,11 +243,6 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   }
   if (!reused && !agrees_with_pytorch(op, args, *composed->program, why)) return false;
   const Program& program = *composed->program;
-  if (program.random > 0) {
-    // Under checkpointing, a mask that is drawn again in autograd's thread has come out another one.
-    *why = "random numbers are drawn on the CPU";
-    return false;
-  }
   for (const auto& [k, element] : program.baked) {
     const size_t position = size_t(op.kernel_args[size_t(k)]);
     if (op.patched[position] == OpState::by_value) continue;
@@ -232,7 +269,7 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
            std::to_string(tensors);
     return false;
   }
-  if (!op.written.empty() && op.functional.has_value()) {
+  if (!op.written.empty() && makes) {
     for (size_t i = 0; i < op.returns.size(); i++) {
       if (op.returns[i] < 0 || bound->result_of()[i] < 0) continue;
       check_written(op, args, op.returns[i], bound->outputs()[size_t(bound->result_of()[i])], built);
@@ -316,6 +353,7 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   run.outputs = outputs.data();
   run.scratch = scratch.defined() ? const_cast<void*>(scratch.storage().data()) : nullptr;
   run.numbers = numbers.data();
+  std::optional<Draw> draw;
   if (program.random > 0) {
     at::Generator generator = default_host_generator(plan.device);
     for (size_t i = 0; i < op.arg_count; i++) {
@@ -325,11 +363,12 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
                   "' device type for generator but found '", given.device().type(), "'");
       generator = host_generator(given);
     }
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    run.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+    draw.emplace(std::move(generator));
+    run.seed = draw->seed();
   }
   note_written_arguments(op, *stack, base);
   if (!guarded([&] { return bound.run(run); })) {
+    if (draw.has_value()) draw->give_back();
     TORCH_CHECK(!bound.writes_inputs(), op.display, " on ", entry.label,
                 ": a kernel refused in the middle of a program "
                 "that changes its arguments: ",
@@ -347,12 +386,18 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   } else {
     for (size_t i = 0; i < op.returns.size(); i++) {
       const int index = i < bound.result_of().size() ? bound.result_of()[i] : -1;
+      if (op.returns[i] < 0 && returns[i].type()->kind() == c10::TypeKind::BoolType) {
+        returned.emplace_back(
+            results.at(size_t(index)).item().toBool());  // an answer, such as that of `equal`, is no tensor
+        continue;
+      }
       if (op.returns[i] < 0) {
         returned.emplace_back(index < 0 ? at::Tensor() : results[size_t(index)]);
         continue;
       }
       const at::Tensor target = (*stack)[base + size_t(op.returns[i])].toTensor();
-      if (index >= 0 && op.functional.has_value()) copy_tensor(target, results[size_t(index)], true);
+      if (index >= 0 && (op.functional.has_value() || op.factory.has_value()))
+        copy_tensor(target, results[size_t(index)], true);
       returned.emplace_back(target);
     }
   }

@@ -337,6 +337,3 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
 }
 
 }  // namespace torchfl
-
-namespace at::native {
-}  // namespace at::native

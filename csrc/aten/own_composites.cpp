@@ -167,6 +167,13 @@ void same_dtype_bias(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
+// PyTorch makes those without memory; its own devices alone can.
+at::Tensor efficient_zeros(c10::SymIntArrayRef sizes, std::optional<c10::ScalarType> dtype,
+                           std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                           std::optional<bool> pin_memory) {
+  return at::zeros_symint(sizes, dtype, layout, device, pin_memory);
+}
+
 template <class F>
 c10::KernelFunction boxed(F* kernel) {
   return c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel);
@@ -180,13 +187,14 @@ const c10::KernelFunction* own_composite(const std::string& name) {
       {"aten::_thnn_fused_lstm_cell_backward_impl", boxed(&lstm_cell_backward)},
       {"aten::_thnn_fused_gru_cell", boxed(&gru_cell)},
       {"aten::_thnn_fused_gru_cell_backward", boxed(&gru_cell_backward)},
+      {"aten::_efficientzerotensor", boxed(&efficient_zeros)},
       {"aten::native_layer_norm", boxed(&layer_norm)},
       {"aten::native_group_norm", boxed(&group_norm)},
       {"aten::_native_multi_head_attention", boxed(&multi_head_attention)},
       {"aten::_transformer_encoder_layer_fwd", boxed(&encoder_layer)},
   };
   auto found = table->find(name);
-  return found == table->end() ? nullptr : &found->second;
+  return found == table->end() ? counted_composite(name) : &found->second;
 }
 
 namespace {

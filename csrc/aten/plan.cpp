@@ -8,6 +8,7 @@
 #include "attention_limits.h"
 #include "composer.h"
 #include "custom_route.h"
+#include "own_composites.h"
 #include "transfer.h"
 #include "unsupported.h"
 
@@ -228,8 +229,10 @@ void announce_elsewhere(const OpState& op, Plan& plan, const std::string& path, 
   }
 }
 
-void go_elsewhere(OpState& op, Plan& plan, const std::string& reason, bool announce) {
-  plan.kind = op.taken_apart() ? Plan::Kind::composite : Plan::Kind::cpu;
+void go_elsewhere(OpState& op, at::ArrayRef<c10::IValue> args, Plan& plan, const std::string& reason, bool announce) {
+  const bool own =
+      op.own_composite != nullptr && own_composite_serves(op.handle.schema().name(), args, plan.entry->chip->routes);
+  plan.kind = own || op.composite.has_value() ? Plan::Kind::composite : Plan::Kind::cpu;
   const std::string path = plan.kind == Plan::Kind::composite ? "composite" : "cpu";
   bool created = false;
   plan.counters = &stats::counters(plan.entry->label, op.display, path, path, reason, &created);
@@ -314,7 +317,7 @@ void check_written_dtype(const OpState& op, int position, c10::ScalarType result
 }
 
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack, const std::string* program_refused) {
+                     const Refused& refused, bool announce, bool pack, const std::string& no_program) {
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;
@@ -330,14 +333,11 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     if (custom_plan(op, args, refused, reason, announce, built, &unserved)) return std::move(built);
     decision.path = Path::cpu;
     decision.reason = unserved.empty() ? reason : reason + "; " + unserved;
-    std::string uncomposed;
-    if (program_refused == nullptr) {
-      if (compose_here(op, args, signature, reason, announce, built, &uncomposed)) return std::move(built);
-    } else if (!program_refused->empty()) {
-      uncomposed = "a kernel of it refused: " + *program_refused;
-    }
+    std::string uncomposed = no_program;
+    if (no_program.empty() && compose_here(op, args, signature, reason, announce, built, &uncomposed))
+      return std::move(built);
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
-    go_elsewhere(op, plan, decision.reason, announce);
+    go_elsewhere(op, args, plan, decision.reason, announce);
     return std::move(built);
   };
 

@@ -69,8 +69,7 @@ struct Plan {
 };
 
 // Builds the plan of a call (the slow, once-per-signature part). `refused`: rows whose kernel refused at run time; NULL
-// in the place of a row stands for the custom function. `program_refused`: the SDK's reason, if a kernel of its program
-// did; if it is empty, none is to be tried.
+// in the place of a row stands for the custom function. `no_program`: why it is not to be composed, "" if it may be.
 using Refused = std::vector<std::pair<const OpPath*, std::string>>;
 struct BuiltPlan {
   std::unique_ptr<Plan> plan;
@@ -81,8 +80,7 @@ struct BuiltPlan {
   bool again = false;  // the operator's signature has grown (OpState::baked): read it again
 };
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
-                     const Refused& refused, bool announce, bool pack = false,
-                     const std::string* program_refused = nullptr);
+                     const Refused& refused, bool announce, bool pack = false, const std::string& no_program = "");
 
 // What PyTorch refuses to write to argument `position`: raises, if a result of `result` cannot become `target`.
 void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target);

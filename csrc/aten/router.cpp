@@ -19,7 +19,10 @@ namespace torchfl {
 namespace {
 
 // PyTorch gives the operators that only out-of-tree backends have a composite kernel which says that one is missing.
-bool is_stub(const std::string& base) { return base.find("_overrideable") != std::string::npos; }
+// That of kaiser_window asks for a kernel where nobody can register one.
+bool is_stub(const std::string& base) {
+  return base.find("_overrideable") != std::string::npos || base == "aten::kaiser_window";
+}
 
 // Its functional form has a kernel that asks the backend for the out form. Others with a kernel of that name have no
 // kernel on the CPU either: they are taken apart for every backend.
@@ -30,8 +33,20 @@ bool is_structured(const c10::OperatorHandle& op) {
 
 bool ends_with(const std::string& text, char c) { return !text.empty() && text.back() == c; }
 
-// The functional form of an in-place or out= operator: same base name, same arguments less the out ones.
-std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema, const std::string& base) {
+// Where the arguments of a factory stop that tell of its result alone: dtype, layout, device, pin_memory.
+constexpr const char* kTensorOptions[] = {"dtype", "layout", "device", "pin_memory"};
+bool takes_options(const std::vector<const c10::Argument*>& args) {
+  const size_t first = args.size() - std::min<size_t>(args.size(), 4);
+  for (size_t i = 0; i < 4; i++) {
+    if (first + i >= args.size() || args[first + i]->name() != kTensorOptions[i]) return false;
+  }
+  return true;
+}
+
+// The functional form of an in-place or out= operator: same base name, same arguments less the out ones. `factory`: and
+// more those of a tensor's options.
+std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema, const std::string& base,
+                                                   bool factory = false) {
   static const auto* by_name = [] {
     auto* index = new std::unordered_multimap<std::string, std::string>();
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
@@ -50,7 +65,11 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
   for (auto it = begin; it != end; ++it) {
     auto candidate = c10::Dispatcher::singleton().findSchema({base, it->second});
     if (!candidate.has_value() || candidate->schema().is_mutable()) continue;
-    const auto have = inputs(candidate->schema());
+    auto have = inputs(candidate->schema());
+    if (factory) {
+      if (!takes_options(have)) continue;
+      have.resize(have.size() - 4);
+    }
     if (have.size() != wanted.size()) continue;
     bool equal = true;
     for (size_t i = 0; i < have.size() && equal; i++) {
@@ -107,6 +126,8 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
   }
   if (mutable_form) {
     functional = find_functional(s, base);
+    if (!functional.has_value() && written.size() == 1 && is_out[size_t(written[0])])
+      factory = find_functional(s, base, /*factory=*/true);
   } else {
     functional = op;
   }
@@ -140,7 +161,7 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
   }
   baked.assign(scales.size(), 0);
   refresh_patched(*this);
-  if (written.empty()) own_composite = torchfl::own_composite(base);
+  if (written.empty() || in_place) own_composite = torchfl::own_composite(s.name());
   for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd,
                                c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
     if (key == c10::DispatchKey::CompositeExplicitAutogradNonFunctional && is_structured(op)) continue;
@@ -330,14 +351,16 @@ void run_without_substitute(const Plan& plan, OpState& op, at::ArrayRef<c10::IVa
                             uint64_t hash, torch::jit::Stack* stack) {
   const int device = plan.device;
   Refused refused;
-  std::string refusal;
+  std::string no_program;
   if (plan.kind == Plan::Kind::custom) {
+    no_program = "the custom fallback is tried in its place";
     refused.emplace_back(nullptr, plan.function + " does not serve this call");
   } else {
-    refusal = take_sdk_message().text;
+    const std::string refusal = take_sdk_message().text;
+    no_program = "a kernel of it refused: " + refusal;
     stats::log(1, op.display + " on " + runtime::label(device) + ": a kernel of its program refused: " + refusal);
   }
-  BuiltPlan built = build_plan(op, args, signature, device, refused, true, /*pack=*/false, &refusal);
+  BuiltPlan built = build_plan(op, args, signature, device, refused, true, /*pack=*/false, no_program);
   run_elsewhere(*t_plans.put(hash, std::move(built.plan)), op, stack);
 }
 

@@ -37,12 +37,13 @@ struct OpState {
   std::vector<bool> is_out;                       // by position
   bool offset_matters = false;                    // a descriptor's condition looks at storage offsets
   std::optional<c10::OperatorHandle> functional;  // the form without written arguments, itself if it is that
+  // For the out form of a factory (randperm, linspace), which has no such form: what makes its result, given the dtype.
+  std::optional<c10::OperatorHandle> factory;
   bool pointwise = false;
   bool is_view = false;
   bool writes(int position) const;
   std::optional<c10::DispatchKey> composite;           // where a composite kernel of PyTorch's lives
   const c10::KernelFunction* own_composite = nullptr;  // or ours, which goes first
-  bool taken_apart() const { return own_composite != nullptr || composite.has_value(); }
 };
 
 OpState& op_state(const c10::OperatorHandle& op);

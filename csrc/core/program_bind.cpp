@@ -161,6 +161,11 @@ class Binder {
 
   void add_copy(int from, int to) {
     if (values_[size_t(from)].extent() == 0) return;
+    const int64_t most = context_.routes->chip().max_rank;
+    if (most > 0 && int64_t(values_[size_t(from)].sizes.size()) > most) {
+      add_copies(values_[size_t(from)], values_[size_t(to)], size_t(most));
+      return;
+    }
     Step step;
     step.op = "uba::copy_nd";
     step.tensors.resize(2);
@@ -169,12 +174,65 @@ class Binder {
     bound_->steps_.push_back(std::move(step));
   }
 
+  // A copy of more dimensions than the chip takes. Neighbours that both tensors walk through evenly become one; of what
+  // is left, the shortest dimensions are walked through here, with a copy for each place.
+  void add_copies(ProgramValue source, ProgramValue target, size_t most) {
+    struct Dimension {
+      int64_t size, from, to;
+    };
+    std::vector<Dimension> inner, outer;
+    for (size_t d = 0; d < source.sizes.size(); d++) {
+      const Dimension next{source.sizes[d], source.strides[d], target.strides[d]};
+      if (next.size == 1) continue;
+      if (!inner.empty() && inner.back().from == next.from * next.size && inner.back().to == next.to * next.size) {
+        inner.back() = {inner.back().size * next.size, next.from, next.to};
+      } else {
+        inner.push_back(next);
+      }
+    }
+    while (inner.size() > most) {
+      auto shortest = std::min_element(inner.begin(), inner.end(),
+                                       [](const Dimension& a, const Dimension& b) { return a.size < b.size; });
+      outer.push_back(*shortest);
+      inner.erase(shortest);
+    }
+    for (ProgramValue* view : {&source, &target}) {
+      view->sizes.clear();
+      view->strides.clear();
+      for (const Dimension& d : inner) {
+        view->sizes.push_back(d.size);
+        view->strides.push_back(view == &source ? d.from : d.to);
+      }
+    }
+    auto add_view = [&](const ProgramValue& value) {
+      values_.push_back(value);
+      storage_of_.push_back(-1);  // its base has one
+      return int(values_.size()) - 1;
+    };
+    int64_t places = 1;
+    for (const Dimension& d : outer) places *= d.size;
+    for (int64_t place = 0; place < places; place++) {
+      ProgramValue here = source, there = target;
+      int64_t rest = place;
+      for (const Dimension& d : outer) {
+        here.offset += rest % d.size * d.from;
+        there.offset += rest % d.size * d.to;
+        rest /= d.size;
+      }
+      const int from = add_view(here), to = add_view(there);
+      add_copy(from, to);
+    }
+  }
+
   bool add_step(const ProgramStep& step, std::string* why) {
     if (step.op == "uba::copy_nd") {  // the device's own n-dimensional copy
       note_output(step.outs.at(0));
       add_copy(int(step.args.at(0).i), step.outs.at(0));
       return true;
     }
+    const bool nothing = std::all_of(step.outs.begin(), step.outs.end(),
+                                     [&](int id) { return id < 0 || values_[size_t(id)].extent() == 0; });
+    if (nothing) return true;  // kernels need not know tensors without elements
     const OpSchema* schema = context_.schema(step.op, step.overload);
     if (schema == nullptr) {
       *why = "there is no operator " + step.op;

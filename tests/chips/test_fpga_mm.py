@@ -83,6 +83,41 @@ def test_what_a_transformer_needs_is_composed() -> None:
 
 
 @card
+def test_convolutions_are_products_of_the_unfolded_input() -> None:
+    """Forward and backward, though the card knows tensors of four dimensions only."""
+    import torch
+    from torch.nn import functional as F
+
+    def gradients(function, **options):
+        def run(x, w, b):
+            x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+            made = function(x, w, b, **options)
+            made.mul(made).sum().backward()
+            return torch.cat([t.flatten() for t in (made, x.grad, w.grad, b.grad)])
+
+        return run
+
+    b = torch.randn(6)
+    same(gradients(F.conv2d, padding=1), torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3), b, tolerance=1e-3)
+    same(gradients(F.conv2d, stride=2, groups=2), torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 2), b, tolerance=1e-3)
+    same(gradients(F.conv1d, dilation=2), torch.randn(2, 4, 9), torch.randn(6, 4, 3), b, tolerance=1e-3)
+    same(gradients(F.conv3d, stride=2), torch.randn(1, 4, 5, 6, 5), torch.randn(6, 4, 3, 2, 2), b, tolerance=1e-3)
+    same(gradients(F.conv_transpose2d, stride=2), torch.randn(2, 4, 5, 4), torch.randn(4, 6, 3, 3), b, tolerance=1e-3)
+
+
+@card
+def test_broadcast_strides_and_truth_values() -> None:
+    import torch
+
+    x = torch.randn(3, 4)
+    same(torch.kron, torch.randn(2, 3), torch.randn(4, 2))
+    same(lambda x: (x > 0) | (x < -1), x)
+    same(lambda x: torch.logical_or(x > 0, x < -1), x)
+    same(lambda x: (x > -1).all(1), x)
+    same(lambda x: (x > -1).all(0), x[:0])
+
+
+@card
 def test_hard_inputs() -> None:
     import torch
 

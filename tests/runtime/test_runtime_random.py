@@ -1,8 +1,13 @@
 """Random numbers of the device: seeds, states, dropout, and what replays them."""
 
+import threading
+
 import pytest
 import torch
+from helpers import OwnProcess
 from torch.utils.checkpoint import checkpoint
+
+import torchfl
 
 
 def draw(npu, count=6):
@@ -48,7 +53,14 @@ RANDOM = {
     "exponential_": lambda d: torch.empty(4, device=d).exponential_(),
     "random_": lambda d: torch.empty(8, device=d, dtype=torch.int64).random_(99),
     "bernoulli": lambda d: torch.bernoulli(torch.full((64,), 0.5, device=d)),
+    "bernoulli_": lambda d: torch.empty(64, device=d).bernoulli_(0.3),
+    "geometric_": lambda d: torch.empty(64, device=d).geometric_(0.3),
+    "log_normal_": lambda d: torch.empty(4, device=d).log_normal_(),
+    "cauchy_": lambda d: torch.empty(4, device=d).cauchy_(),
     "multinomial": lambda d: torch.multinomial(torch.ones(64, device=d), 8),
+    "multinomial with replacement": lambda d: torch.multinomial(torch.ones(64, device=d), 8, replacement=True),
+    "poisson": lambda d: torch.poisson(torch.full((64,), 3.0, device=d)),
+    "rrelu": lambda d: torch.nn.functional.rrelu(torch.full((64,), -1.0, device=d), training=True),
     "dropout": lambda d: torch.nn.functional.dropout(torch.ones(64, device=d), 0.5),
     "initialisation": lambda d: torch.nn.init.kaiming_normal_(torch.empty(3, 3, device=d)),
 }
@@ -64,6 +76,47 @@ def test_every_random_operator_follows_the_seed_and_moves_on(npu, operator):
     assert first.device == npu
     assert again.tolist() == first.tolist()
     assert second.tolist() != first.tolist()
+
+
+def from_seed(npu, operator, count=3):
+    torch.manual_seed(11)
+    return [operator(npu).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("operator", RANDOM.values(), ids=RANDOM)
+def test_a_thread_draws_what_another_would(npu, operator):
+    """Case 35. What a thread has decided already must not show in the numbers: it starts without any plan."""
+    here = from_seed(npu, operator)
+    there = []
+    thread = threading.Thread(target=lambda: there.extend(from_seed(npu, operator)))
+    thread.start()
+    thread.join()
+    assert there == here
+
+
+def test_a_first_call_draws_what_later_ones_do(npu):
+    """Sizes that no other test has: composing, and finding out that a kernel refuses, must draw nothing."""
+    for size in (37, 38):
+        for name, operator in {
+            "dropout": lambda n: torch.nn.functional.dropout(torch.ones(n, device=npu), 0.5),
+            "multinomial": lambda n: torch.multinomial(torch.ones(n, device=npu), 5),
+            "randperm": lambda n: torch.randperm(n, device=npu),
+            "randn": lambda n: torch.randn(n, device=npu),
+            "exponential_": lambda n: torch.empty(n, device=npu).exponential_(),
+        }.items():
+            runs = []
+            for _ in range(3):
+                torch.manual_seed(23)
+                runs.append((operator(size).tolist(), operator(size).tolist(), draw(npu)))
+            assert runs[0] == runs[1] == runs[2], name
+
+
+@pytest.mark.parametrize("operator", [RANDOM["dropout"], RANDOM["randn"], RANDOM["bernoulli"], RANDOM["randint"],
+                                      RANDOM["exponential_"], RANDOM["multinomial"]])  # fmt: skip
+def test_random_operators_run_on_the_chip(npu, operator):
+    operator(npu)
+    with torchfl.strict():
+        operator(npu)
 
 
 def test_a_state_can_be_taken_and_put_back(npu):
@@ -143,6 +196,27 @@ def test_checkpoint_replays_dropout_with_the_same_mask(npu, use_reentrant):
     assert replayed == plain
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_draws_the_mask_again_where_it_is_needed(npu, use_reentrant):
+    """Case 35. The forward does not keep the mask, so the gradient shows the one that autograd's thread draws."""
+
+    def run(x):
+        return torch.nn.functional.dropout(x, 0.5) * x.exp()
+
+    def gradient(call):
+        x = torch.zeros(256, device=npu, requires_grad=True)
+        torch.manual_seed(4)
+        y = call(x + 1)
+        y.sum().backward()
+        return y.tolist(), x.grad.tolist(), draw(npu, 2)
+
+    plain = gradient(run)
+    for _ in range(2):
+        assert gradient(lambda x: checkpoint(run, x, use_reentrant=use_reentrant)) == plain
+    other = gradient(lambda x: checkpoint(run, x, use_reentrant=use_reentrant, preserve_rng_state=False))
+    assert other[0] == plain[0] and other[1] != plain[1]
+
+
 def test_a_generator_of_another_device_is_refused(npu):
     with pytest.raises(RuntimeError, match="Expected a 'npu_v3' device type for generator"):
         torch.rand(3, device=npu, generator=torch.Generator())
@@ -164,3 +238,47 @@ def test_generators_of_the_device_are_independent_and_clonable(npu):
     assert draw(npu) == expected
     c = a.clone_state()
     assert torch.rand(3, device=npu, generator=c).tolist() == torch.rand(3, device=npu, generator=a).tolist()
+
+
+unlike = OwnProcess("random_on_unlike_chips", NPU_SIM_DEVICES="2")
+
+
+@unlike
+def test_every_chip_follows_the_seed_and_checkpointing():
+    """PyTorch knows one device type: it asks the first chip's module for what any device of it draws."""
+    torchfl.load("npu_v3"), torchfl.load("npu_v2")
+
+    def run(x):
+        return torch.nn.functional.dropout(x, 0.5) * x.exp()
+
+    for name in ("npu_v3:1", "npu:0", "npu:1"):
+        device = torch.device(name)
+        torch.manual_seed(5)
+        first = draw(device)
+        torch.manual_seed(5)
+        assert draw(device) == first
+        with torch.random.fork_rng(devices=[device], device_type="npu_v3"):
+            inside = draw(device)
+        assert draw(device) == inside
+        for use_reentrant in (False, True):
+            seen = []
+            for call in (run, lambda x, r=use_reentrant: checkpoint(run, x, use_reentrant=r)):
+                x = torch.zeros(64, device=device, requires_grad=True)
+                torch.manual_seed(4)
+                call(x + 1).sum().backward()
+                seen.append(x.grad.tolist())
+            assert seen[0] == seen[1]
+
+
+@unlike
+def test_each_chips_module_seeds_and_keeps_its_own():
+    torchfl.load("npu_v3"), torchfl.load("npu_v2")
+    torch.manual_seed(1)
+    expected = draw(torch.device("npu_v3:0"))
+    torch.manual_seed(1)
+    torch.npu.manual_seed_all(9)
+    assert draw(torch.device("npu_v3:0")) == expected
+    state = torch.npu.get_rng_state("npu:1")
+    there = draw(torch.device("npu:1"))
+    torch.npu.set_rng_state(state, 1)
+    assert draw(torch.device("npu:1")) == there

@@ -51,6 +51,27 @@ def _select(rec: Recorder, cond: Tensor, a: Any, b: Any) -> Tensor:
     return vec(rec, "vor", yes, vec(rec, "vand", vec(rec, "vnot", cond), b))
 
 
+def _or(rec: Recorder, a: Any, b: Any) -> Any:
+    if not isinstance(a, Tensor):
+        a, b = b, a
+    return vec(rec, "vselect", a, _like(rec, a, True), b) if _truth(rec, a) else NotImplemented
+
+
+def _and(rec: Recorder, a: Any, b: Any) -> Any:
+    if not isinstance(a, Tensor):
+        a, b = b, a
+    return vec(rec, "vselect", a, b, _like(rec, a, False)) if _truth(rec, a) else NotImplemented
+
+
+def _truth(rec: Recorder, x: Tensor) -> bool:
+    return x.dtype == torch.bool and rec.has("vselect", torch.bool)
+
+
+def _like(rec: Recorder, x: Tensor, value: bool) -> Tensor:
+    """The dtype of a selection is that of a tensor among what it selects from."""
+    return rec.full(x.shape, value, x.dtype)
+
+
 def _max_by_compare(name: str, compare: str) -> Callable[..., Tensor]:
     def run(rec: Recorder, a: Any, b: Any) -> Tensor:
         if not isinstance(a, Tensor):
@@ -240,6 +261,8 @@ _ALTERNATIVES |= {
     "vsub": (_sub,),
     "vabs": (_abs,),
     "vselect": (_select,),
+    "vor": (_or,),
+    "vand": (_and,),
     "vmax": (_opposite("vmin"), _max_by_compare("vmax", "vgt")),
     "vmin": (_opposite("vmax"), _max_by_compare("vmin", "vlt")),
     "vceil": (_floor_from("vfloor"),),

@@ -53,8 +53,7 @@ def _drop_dead(program: Program) -> None:
             continue
         kept.append(step)
         live.update(values[i].base for i in reads(step))
-    for step in kept:
-        step.outs = [o if o is not None and values[o].base in live else None for o in step.outs]
+    # A result that nobody reads stays a temporary: an instruction writes all of its results.
     program.steps = kept[::-1]
 
 

@@ -202,7 +202,7 @@ def _scan(name: str, sums: bool) -> Callable[..., Any]:
 
 lower("cumsum")(_scan("cumsum", True))
 lower("cumprod")(_scan("cumprod", True))
-lower("logcumsumexp")(_scan("logcumsumexp", False))
+lower("logcumsumexp", "_logcumsumexp")(_scan("logcumsumexp", False))
 
 
 def _scan_extreme(name: str) -> Callable[..., Any]:

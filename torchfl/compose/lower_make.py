@@ -90,6 +90,14 @@ def arange(rec: Recorder, *args: Any, dtype: torch.dtype | None = None, **_: Any
     return iota(rec, max(math.ceil((end - start) / step), 0), start, step, dtype)
 
 
+@lower("range", "range.step")
+def range_(rec: Recorder, start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    start, end, step = (value_of(x, bake=True) for x in (start, end, step))
+    if step == 0 or (end - start) / step < 0:
+        raise NotComposable("a range that does not reach its end")
+    return iota(rec, int((end - start) / step) + 1, start, step, _default(dtype))
+
+
 @lower("prims.iota")
 def prims_iota(rec: Recorder, n: int, *, start: Any, step: Any, dtype: torch.dtype, **_: Any) -> Any:
     return iota(rec, n, start, step, dtype)
@@ -145,14 +153,14 @@ def _default(dtype: torch.dtype | None) -> torch.dtype:
     return dtype or torch.get_default_dtype()
 
 
-lower("rand")(lambda rec, sizes, dtype=None, **_: uniform(rec, sizes, _default(dtype)))
-lower("randn")(lambda rec, sizes, dtype=None, **_: normal(rec, sizes, _default(dtype)))
+lower("rand", "rand.generator")(lambda rec, sizes, dtype=None, **_: uniform(rec, sizes, _default(dtype)))
+lower("randn", "randn.generator")(lambda rec, sizes, dtype=None, **_: normal(rec, sizes, _default(dtype)))
 lower("rand_like")(lambda rec, x, dtype=None, **_: uniform(rec, x.shape, dtype or x.dtype))
 lower("randn_like")(lambda rec, x, dtype=None, **_: normal(rec, x.shape, dtype or x.dtype))
-lower("randint")(
+lower("randint", "randint.generator")(
     lambda rec, high, sizes, dtype=None, **_: integers(rec, sizes, 0, value_of(high, True), dtype or torch.int64)
 )
-lower("randint.low")(
+lower("randint.low", "randint.low_generator")(
     lambda rec, low, high, sizes, dtype=None, **_: integers(
         rec, sizes, value_of(low, True), value_of(high, True), dtype or torch.int64
     )
@@ -165,7 +173,7 @@ lower("randint_like.low_dtype")(
         rec, x.shape, value_of(low, True), value_of(high, True), dtype or x.dtype
     )
 )
-lower("randperm")(
+lower("randperm", "randperm.generator")(
     lambda rec, n, dtype=None, **_: cast(rec, sort(rec, random_bits(rec, [n]), 0)[1], dtype or torch.int64)
 )
 

@@ -307,6 +307,8 @@ class Recorder(TorchDispatchMode):
             raise NotComposable(f"filling with {value!r}")
         if self.has("vfill", dtype):
             args = [list(sizes), self.literal(value), {"dtype": _NAMES[dtype]}]
+            if len(sizes) > self.target.max_rank:
+                return self.full([math.prod(sizes)], value, dtype).view(list(sizes))
             made = self.step("uba::vfill", args, [(sizes, dtype, None)])[0]
         elif is_open(value):
             raise NotComposable(f"no vfill for {_NAMES[dtype]}")

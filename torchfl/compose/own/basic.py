@@ -247,11 +247,11 @@ def native_group_norm(x: Tensor, weight: Any, bias: Any, n: int, c: int, hxw: in
 
 @own("linalg_vector_norm")
 def linalg_vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if x.dtype.is_complex or x.numel() == 0:
+    dims = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
+    if x.dtype.is_complex or (math.isinf(ord) and any(x.shape[d] == 0 for d in dims)):
         return NotImplemented
     kept = dtype or x.dtype
     y = x.to(torch.float32 if kept.itemsize == 2 else kept)
-    dims = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
     size = torch.abs(y)
     p = float(ord)
     if p == math.inf:

@@ -81,7 +81,12 @@ def transposed(x: Tensor, weight: Tensor, stride: list[int], padding: list[int],
     inner = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
     big = padded(spread(x, stride), inner, output_padding)
     c, per_group = weight.shape[:2]
-    turned = weight.flip(list(range(2, weight.dim()))).reshape(groups, c // groups, per_group, *kernel).transpose(1, 2)
+    turned = (
+        weight.reshape(c, per_group, math.prod(kernel))
+        .flip(-1)
+        .reshape(groups, c // groups, per_group, *kernel)
+        .transpose(1, 2)
+    )
     turned = turned.reshape(groups * per_group, c // groups, *kernel)
     return convolve(big, turned, [1] * len(kernel), [0] * len(kernel), dilation, groups)
 
@@ -122,9 +127,12 @@ def convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) ->
             dx = transposed(grad, weight, stride, padding, left, dilation, groups)
     if mask[1]:
         moved, fixed = (grad, x) if flip else (x, grad)
-        columns, out = unfold(padded(moved, padding), kernel, stride, dilation, groups)
-        if flip:
-            fixed = crop(fixed, out)
+        moved = padded(moved, padding)
+        # What lies behind the last window, such as the padding of a transposed convolution's result, takes no part.
+        reach = [
+            (m - 1) * s + d * (k - 1) + 1 for m, s, d, k in zip(fixed.shape[2:], stride, dilation, kernel, strict=True)
+        ]
+        columns, _ = unfold(crop(moved, reach), kernel, stride, dilation, groups)
         g = fixed.transpose(0, 1).reshape(groups, fixed.shape[1] // groups, -1)
         dw = torch.bmm(g, columns.transpose(1, 2)).view(weight.shape)
     if mask[2]:

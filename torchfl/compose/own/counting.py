@@ -207,6 +207,18 @@ def _ranks(mask: Tensor) -> Tensor:
     return torch.cumsum(ones, 0) - ones
 
 
+def _extreme_so_far(name: str) -> None:
+    @own(f"_{name}_helper")
+    def helper(x: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+        found = getattr(torch, name)(x, dim)
+        values.copy_(found[0])
+        indices.copy_(found[1])
+
+
+for _name in ("cummax", "cummin"):
+    _extreme_so_far(_name)
+
+
 @own("masked_scatter")
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     x, mask = torch.broadcast_tensors(x, mask.to(torch.bool))

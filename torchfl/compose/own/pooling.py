@@ -22,28 +22,39 @@ def pool(x: Tensor, positions: list[Tensor], valid: list[Tensor]) -> tuple[Tenso
     sizes = list(x.shape[-rank:])
     lead = list(x.shape[:-rank])
     channels = math.prod(lead)
-    windows = x.reshape(channels, *sizes)
-    where: Tensor | None = None
+    where = flat_indices([p.unsqueeze(0) for p in positions], sizes)[0]
     counts: Tensor | None = None
-    for d, (at, ok) in enumerate(zip(positions, valid, strict=True)):
-        windows = torch.index_select(windows, 1 + 2 * d, at.reshape(-1))
-        shape = list(windows.shape)
-        windows = windows.reshape(*shape[: 1 + 2 * d], *at.shape, *shape[2 + 2 * d :])
-        mine = at.reshape([1] * (2 * d) + list(at.shape) + [1] * (2 * (rank - d - 1)))
-        okay = ok.reshape(mine.shape)
-        where = mine if where is None else where * sizes[d] + mine
-        counts = okay if counts is None else counts & okay
-    assert where is not None and counts is not None
-    order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+    for ok in valid:
+        counts = ok if counts is None else _beside(counts.unsqueeze(0), ok.unsqueeze(0), torch.logical_and)[0]
+    assert counts is not None
     outs = [p.shape[0] for p in positions]
-    windows = windows.permute(0, *(1 + o for o in order)).reshape(channels, *outs, -1)
-    where = where.permute(order).reshape(*outs, -1)
-    counts = counts.permute(order).reshape(*outs, -1)
+    if x.numel() == 0:
+        return _nothing(x, [*lead, *outs])
+    windows = torch.index_select(x.reshape(channels, -1), 1, where.reshape(-1)).view(channels, *where.shape)
     windows = torch.where(counts, windows, lowest(x))
     best = torch.argmax(windows, -1, keepdim=True)
     values = torch.gather(windows, -1, best).squeeze(-1)
     indices = torch.gather(where.expand(channels, *where.shape), -1, best).squeeze(-1)
     return values.view(*lead, *outs), indices.view(*lead, *outs)
+
+
+def _nothing(x: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.empty(sizes, dtype=x.dtype, device=x.device), torch.empty(sizes, dtype=torch.int64, device=x.device)
+
+
+def _beside(a: Tensor, b: Tensor, combine: Any) -> Tensor:
+    """(n, outs, window) of some dimensions with that of the next one, flattened again."""
+    n = max(a.shape[0], b.shape[0])
+    made = combine(a.unsqueeze(2).unsqueeze(-1), b.unsqueeze(1).unsqueeze(3))
+    return made.reshape(n, a.shape[1] * b.shape[1], a.shape[2] * b.shape[2])
+
+
+def flat_indices(positions: list[Tensor], sizes: list[int]) -> Tensor:
+    """positions[d]: (n, out, window) of indices into dimension d; the result: (n, outs, windows) of flat ones."""
+    where = positions[0]
+    for at, size in zip(positions[1:], sizes[1:], strict=True):
+        where = _beside(where, at, lambda a, b, size=size: a * size + b)
+    return where
 
 
 def lowest(x: Tensor) -> Any:
@@ -108,22 +119,20 @@ def _register(rank: int) -> None:
         batch, channels = (x.shape[0], x.shape[1]) if x.dim() == rank + 2 else (1, x.shape[0])
         flat = x.reshape(batch * channels, *n)
         u = samples.reshape(batch * channels, rank).to(x.dtype)
+        shape = [*x.shape[:-rank], *size]
+        if x.numel() == 0:
+            return _nothing(x, shape)
         # Where windows start differs from channel to channel: each element's flat index, then one gather.
-        where: Tensor | None = None
+        positions = []
         for d in range(rank):
             # Samples come as (width, height) or (depth, width, height) of CPU code: the last dimension first.
             mine = u[:, rank - 1 - d if rank == 2 else d].unsqueeze(1)
             start = _starts(n[d], size[d], kernel[d], mine)
-            at = start.unsqueeze(-1) + torch.arange(kernel[d], device=x.device)
-            at = at.view([-1] + [1] * (2 * d) + [size[d], kernel[d]] + [1] * (2 * (rank - d - 1)))
-            where = at if where is None else where * n[d] + at
-        assert where is not None
-        order = [0, *range(1, 2 * rank + 1, 2), *range(2, 2 * rank + 1, 2)]
-        where = where.permute(order).reshape(batch * channels, *size, -1)
+            positions.append(start.unsqueeze(-1) + torch.arange(kernel[d], device=x.device))
+        where = flat_indices(positions, list(n))
         windows = torch.gather(flat.reshape(batch * channels, -1), 1, where.reshape(batch * channels, -1))
         windows = windows.view(where.shape)
         best = torch.argmax(windows, -1, keepdim=True)
-        shape = (*x.shape[:-rank], *size)
         return torch.gather(windows, -1, best).view(shape), torch.gather(where, -1, best).view(shape)
 
     @own(f"fractional_max_pool{rank}d_backward")

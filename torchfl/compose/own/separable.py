@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchfl.compose.own._register import own, wide
+from torchfl.compose.recorder import NotComposable, dtype_name
 
 Matrix = Callable[[int, int, Any, Any], Tensor]  # (in, out, dtype, device) -> (out, in)
 
@@ -114,6 +115,7 @@ def _register(name: str, rank: int, make: Callable[..., Tensor], forward: bool, 
     @own(name)
     @wide
     def resample(x: Tensor, output: list[int], align: bool, *scales: Any) -> Tensor:
+        _floating(x)
         given = list(scales) or [None] * rank
         return apply(x, [make(x.shape[2 + d], output[d], align, given[d], *more, x) for d in range(rank)])
 
@@ -169,11 +171,18 @@ def _pool_maps(sizes: list[int], kernel: Any, stride: Any, padding: Any, ceil: b
     return maps
 
 
+def _floating(x: Tensor) -> None:
+    """The weights of a map are fractions; integers, where PyTorch takes them at all, round in its own way."""
+    if not x.dtype.is_floating_point:
+        raise NotComposable(f"averages of {dtype_name(x.dtype)}")
+
+
 def _register_average(rank: int) -> None:
     @own(f"avg_pool{rank}d")
     @wide
     def forward(x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, include: bool = True,
                 divisor: Any = None) -> Tensor:  # fmt: skip
+        _floating(x)
         return apply(x, _pool_maps(list(x.shape[-rank:]), kernel, stride, padding, ceil, include, divisor, x))
 
     @own(f"avg_pool{rank}d_backward")
@@ -186,6 +195,7 @@ def _register_average(rank: int) -> None:
     @own(f"_adaptive_avg_pool{rank}d")
     @wide
     def adaptive(x: Tensor, size: Any) -> Tensor:
+        _floating(x)
         return apply(x, [_adaptive(n, m, x) for n, m in zip(x.shape[-rank:], size, strict=True)])
 
     @own(f"_adaptive_avg_pool{rank}d_backward")
