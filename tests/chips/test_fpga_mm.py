@@ -111,6 +111,7 @@ def test_broadcast_strides_and_truth_values() -> None:
 
     x = torch.randn(3, 4)
     same(torch.kron, torch.randn(2, 3), torch.randn(4, 2))
+    same(torch.kron, torch.randn(3, 2).t(), torch.randn(2, 4).t())  # which views its product
     same(lambda x: (x > 0) | (x < -1), x)
     same(lambda x: torch.logical_or(x > 0, x < -1), x)
     same(lambda x: (x > -1).all(1), x)
