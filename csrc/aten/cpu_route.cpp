@@ -4,6 +4,7 @@
 // written back, and a returned argument is the caller's own tensor. Views never come here. Half precision is computed
 // in float32 where the CPU has no fast kernel (or none at all) and rounded once. Random numbers come from the
 // device's generator.
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 
@@ -168,9 +169,17 @@ class HostCall {
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) host.unsafeGetTensorImpl()->set_wrapped_number(true);
     if (widen_ && c10::isReducedFloatingType(tensor.scalar_type())) {
       if (!widened.has_value()) widened = tensor.scalar_type();
-      at::Tensor wide = at::empty_strided(host.sizes(), host.strides(), host.options().dtype(c10::kFloat));
-      late_.emplace_back(host, wide);  // the bytes are not there yet
-      host = wide;
+      // Each element once: what is expanded is expanded again.
+      std::vector<int64_t> sizes = host.sizes().vec();
+      for (size_t d = 0; d < sizes.size(); d++) {
+        if (host.stride(int64_t(d)) == 0) sizes[d] = std::min<int64_t>(sizes[d], 1);
+      }
+      const at::Tensor once = host.as_strided(sizes, host.strides());
+      const auto options = host.options().dtype(c10::kFloat);
+      const bool overlaps = at::has_internal_overlap(once) != at::MemOverlap::No;
+      at::Tensor wide = overlaps ? at::empty(sizes, options) : at::empty_strided(sizes, host.strides(), options);
+      late_.emplace_back(once, wide);  // the bytes are not there yet
+      host = wide.expand(host.sizes());
     }
     if (op_.writes(position)) written_.emplace_back(tensor, host);
     return host;

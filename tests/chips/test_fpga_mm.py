@@ -111,6 +111,7 @@ def test_broadcast_strides_and_truth_values() -> None:
 
     x = torch.randn(3, 4)
     same(torch.kron, torch.randn(2, 3), torch.randn(4, 2))
+    same(torch.kron, torch.randn(3, 2).t(), torch.randn(2, 4).t())  # which views its product
     same(lambda x: (x > 0) | (x < -1), x)
     same(lambda x: torch.logical_or(x > 0, x < -1), x)
     same(lambda x: (x > -1).all(1), x)
@@ -140,6 +141,15 @@ def test_other_dtypes_go_to_the_cpu_and_are_right() -> None:
     assert torch.equal(got.cpu(), x * 2) and paths["aten::mul"][0] == "cpu"
     assert torch.equal(x.to(d).t().contiguous().cpu(), x.t())  # moved, never computed with
     assert torch.equal(torch.zeros(3, dtype=torch.float16, device=d).cpu(), torch.zeros(3, dtype=torch.float16))
+
+
+@card
+def test_half_precision_of_repeated_elements_is_computed_on_the_cpu() -> None:
+    import torch
+
+    a, b = torch.randn(1, 1, 3).half(), torch.randn(4, 3, 2).half()
+    got = a.to(device()).expand(4, 5, 3).bmm(b.to(device()))
+    torch.testing.assert_close(got.cpu(), a.expand(4, 5, 3).bmm(b))
 
 
 @card

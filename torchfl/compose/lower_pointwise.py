@@ -73,7 +73,7 @@ def strides_of(*operands: Any) -> Any:
     if len(tensors) == 1:
         return torch.logical_not(tensors[0]).stride()
     if len(tensors) == 2:
-        return torch.logical_and(*tensors).stride()
+        return torch.mul(*tensors).stride()  # logical_and, on meta tensors, has other ones
     return torch.where(tensors[0] if tensors[0].dtype == torch.bool else tensors[0].bool(), *tensors[1:3]).stride()
 
 

@@ -48,17 +48,14 @@ def broadcast(shapes: Sequence[torch.Size]) -> torch.Size:
 
 
 def _strides(tensors: Sequence[Tensor], sizes: torch.Size) -> Sequence[int] | None:
-    """The layout of the result, as PyTorch has it for elementwise operators; None: row-major. What views its result
-    afterwards (kron) relies on that."""
-    if 0 in sizes or all(t.is_contiguous() for t in tensors):
-        return None
+    """The layout of the result: that of the operands if they agree on a dense one, else contiguous."""
     full = [t for t in tensors if t.shape == sizes]
-    if full and full[0].is_contiguous():
+    if not full or full[0].is_contiguous():
         return None
-    alike = len(full) == len(tensors) and all(t.stride() == full[0].stride() for t in full)
-    if alike and torch._prims_common.is_non_overlapping_and_dense_or_false(full[0]):
-        return full[0].stride()
-    return torch._prims_common.compute_elementwise_output_strides(*(t.expand(sizes) for t in tensors))
+    strides = full[0].stride()
+    if all(t.stride() == strides for t in full) and torch._prims_common.is_non_overlapping_and_dense_or_false(full[0]):
+        return strides
+    return None
 
 
 def vec(rec: Recorder, name: str, *operands: Any, strides: Sequence[int] | None = None) -> Tensor:
