@@ -7,9 +7,9 @@ namespace torchfl {
 namespace {
 
 at::Tensor alias_of(const at::Tensor& tensor, c10::ScalarType dtype) {
-  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::scalarTypeToTypeMeta(dtype));
+  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()),
+                                                              c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                              c10::scalarTypeToTypeMeta(dtype));
   alias.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   return alias;
 }

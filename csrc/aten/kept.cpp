@@ -127,9 +127,8 @@ void keep(const at::Tensor& tensor, const StandInForm& form, void* stream, const
   remove_everywhere(s, freed, [](const Entry& entry) { return entry.storage.expired(); });
   std::vector<Entry>& own = s.entries[tensor.storage().unsafeGetStorageImpl()];
   remove_if(s, own, freed, [&](const Entry& entry) { return entry.words[1] != words[1]; });
-  own.push_back({std::move(words),
-                 c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()), stand_in,
-                 ++s.clock});
+  own.push_back({std::move(words), c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()),
+                 stand_in, ++s.clock});
   s.bytes[device] += bytes;
   kept::g_count.fetch_add(1, std::memory_order_relaxed);
   while (s.bytes[device] > limit) {

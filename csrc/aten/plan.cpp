@@ -597,7 +597,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     const Plan::Output& output = plan.outputs[0];
     plan.output_dtype = to_uba_dtype(output.shape.dtype);
     plan.fast = plan.kind == Plan::Kind::kernel && plan.output_dtype != 0 && !output.through_temporary &&
-                output.result.dtype == c10::ScalarType::Undefined && plan.prepared == 0 && plan.tensors.size() <= 3 && plan.values.size() <= 4;
+                output.result.dtype == c10::ScalarType::Undefined && plan.prepared == 0 && plan.tensors.size() <= 3 &&
+                plan.values.size() <= 4;
     for (const Plan::Patch& patch : plan.patches) {
       plan.fast &= patch.element < 0 && patch.source != Plan::Patch::host_number;
     }
@@ -605,8 +606,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     for (size_t i = 0; i < op.arg_count; i++) plan.fast &= op.scales[i] == op.patched[i];
   }
   bool created = false;
-  plan.counters = &stats::counters(plan.entry->label, op.display, path_name(decision.path), row.kernel, decision.reason,
-                                   &created);
+  plan.counters =
+      &stats::counters(plan.entry->label, op.display, path_name(decision.path), row.kernel, decision.reason, &created);
   if (announce && created && decision.path == Path::native && !decision.reason.empty())
     stats::log(0, op.display + " on " + plan.entry->label + " runs on the chip after a conversion: " + decision.reason);
   if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());

@@ -154,8 +154,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
       case Plan::Patch::prepared_tensor: {
         uba_tensor& slot = tensors[size_t(patch.tensor)];
         if (prepared.empty()) prepared.reserve(size_t(plan.prepared));
-        prepared.push_back(
-            stand_in_for(tensor_at(*stack, base, patch), plan, patch, slot, op.writes(patch.arg)));
+        prepared.push_back(stand_in_for(tensor_at(*stack, base, patch), plan, patch, slot, op.writes(patch.arg)));
         slot.data = const_cast<void*>(prepared.back().storage().data());
         slot.byte_offset = 0;
         break;

@@ -62,10 +62,10 @@ struct Chip {
   uint64_t alignment = 1;
   int64_t max_rank = 0, max_batch = 0, max_sequence = 0;  // 0 = no limit
   bool unified = false;
-  DtypeSet dtypes = 0;  // what it computes in
-  std::vector<std::string> layouts;     // that some unit computes in; empty = the descriptor does not say
-  std::string default_layout;           // of new tensors of its rank
-  bool bfloat16_emulation = false;      // bfloat16 is computed in float16 and truncated
+  DtypeSet dtypes = 0;               // what it computes in
+  std::vector<std::string> layouts;  // that some unit computes in; empty = the descriptor does not say
+  std::string default_layout;        // of new tensors of its rank
+  bool bfloat16_emulation = false;   // bfloat16 is computed in float16 and truncated
   std::string on_unsupported_dtype;  // cpu, cast, error
   std::optional<Attention> attention;
   std::vector<OpPath> ops;       // declared order

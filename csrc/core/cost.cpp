@@ -140,12 +140,12 @@ std::optional<double> transform_seconds(const OpPath& row, const Chip& chip, con
     if (bandwidth <= 0 || chip.launch_overhead <= 0) return std::nullopt;
     // A weight is transformed once, and its stand-in kept until it changes.
     if (!transform.is_output && arg_name(call, transform.arg) == "weight") continue;
-    const uba_tensor& tensor = transform.is_output ? call.outputs[transform.arg]
-                                                   : call.args[transform.arg].v.tensor[transform.element];
+    const uba_tensor& tensor =
+        transform.is_output ? call.outputs[transform.arg] : call.args[transform.arg].v.tensor[transform.element];
     double elements = 1;
     for (int64_t size : transform.sizes) elements *= double(size);
-    const double bytes = double(numel(tensor)) * double(dtype_size(tensor.dtype)) +
-                         elements * double(dtype_size(transform.dtype));
+    const double bytes =
+        double(numel(tensor)) * double(dtype_size(tensor.dtype)) + elements * double(dtype_size(transform.dtype));
     const int commands = (transform.why & Transform::padded) != 0 ? 2 : 1;
     seconds += commands * chip.launch_overhead + bytes / bandwidth;
   }

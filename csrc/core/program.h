@@ -188,9 +188,9 @@ class BoundProgram {
   struct Part {  // steps that the adapter runs in one go
     size_t first = 0, count = 0;
     void* compiled = nullptr;
-    std::vector<int> storages;          // of its blocks
-    std::vector<OpenNumber> numbers;    // of its UBA_NUMBERs; `value` is not used
-    std::vector<void*> blocks;          // room for one run's
+    std::vector<int> storages;        // of its blocks
+    std::vector<OpenNumber> numbers;  // of its UBA_NUMBERs; `value` is not used
+    std::vector<void*> blocks;        // room for one run's
     std::vector<uba_value> values;
   };
   bool compile_part(size_t first, size_t count);

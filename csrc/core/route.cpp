@@ -229,8 +229,8 @@ Decision RouteTable::decide(const Query& query) const {
     attempt.taken = i == best;
     if (!costs.empty()) attempt.cost = cost_text(costs[i]);
     if (i == best) continue;
-    attempt.reason = costs.empty() ? fits[best].row->kernel + (i > best ? " fits and was declared first"
-                                                                       : " fits without a conversion")
+    attempt.reason = costs.empty() ? fits[best].row->kernel +
+                                         (i > best ? " fits and was declared first" : " fits without a conversion")
                                    : "takes " + microseconds(costs[i].seconds) + ", " + fits[best].row->kernel +
                                          " takes " + microseconds(costs[best].seconds);
   }

@@ -32,9 +32,9 @@ int32_t nearest_dtype(int32_t dtype, DtypeSet accepted) {
     int low, high;  // bits below and above one: mantissa and exponent, or sign and value
   };
   static constexpr Range kRanges[] = {
-      {UBA_DTYPE_FLOAT16, true, 10, 5}, {UBA_DTYPE_BFLOAT16, true, 7, 8}, {UBA_DTYPE_FLOAT32, true, 23, 8},
-      {UBA_DTYPE_FLOAT64, true, 52, 11}, {UBA_DTYPE_UINT8, false, 0, 8},  {UBA_DTYPE_INT8, false, 1, 7},
-      {UBA_DTYPE_INT16, false, 1, 15},   {UBA_DTYPE_INT32, false, 1, 31}, {UBA_DTYPE_INT64, false, 1, 63},
+      {UBA_DTYPE_FLOAT16, true, 10, 5},  {UBA_DTYPE_BFLOAT16, true, 7, 8}, {UBA_DTYPE_FLOAT32, true, 23, 8},
+      {UBA_DTYPE_FLOAT64, true, 52, 11}, {UBA_DTYPE_UINT8, false, 0, 8},   {UBA_DTYPE_INT8, false, 1, 7},
+      {UBA_DTYPE_INT16, false, 1, 15},   {UBA_DTYPE_INT32, false, 1, 31},  {UBA_DTYPE_INT64, false, 1, 63},
   };
   const Range* own = nullptr;
   for (const Range& range : kRanges) {
@@ -55,7 +55,12 @@ int32_t nearest_dtype(int32_t dtype, DtypeSet accepted) {
 class RowCheck {
  public:
   RowCheck(const Chip& chip, const std::string& chip_name, const RouteTable::Query& query, const OpPath& row)
-      : chip_(chip), chip_name_(chip_name), query_(query), stand_ins_(query.call), call_(stand_ins_.call()), row_(row) {}
+      : chip_(chip),
+        chip_name_(chip_name),
+        query_(query),
+        stand_ins_(query.call),
+        call_(stand_ins_.call()),
+        row_(row) {}
 
   Outcome run() {
     if (overload() && kernel() && dtypes() && canonical() && ranks() && limits() && layouts() && conditions() &&
@@ -138,7 +143,7 @@ class RowCheck {
     if (row_.int8_as_uint8 && tensor.dtype == UBA_DTYPE_INT8 && (accepted & dtype_bit(UBA_DTYPE_UINT8)) != 0) {
       dtype = UBA_DTYPE_UINT8;
     } else if (chip_.bfloat16_emulation && tensor.dtype == UBA_DTYPE_BFLOAT16 &&
-        (accepted & dtype_bit(UBA_DTYPE_FLOAT16)) != 0) {
+               (accepted & dtype_bit(UBA_DTYPE_FLOAT16)) != 0) {
       dtype = UBA_DTYPE_FLOAT16;
     } else if (chip_.on_unsupported_dtype == "cast") {
       dtype = nearest_dtype(tensor.dtype, accepted);

@@ -310,7 +310,7 @@ def test_attention_in_evaluation_stays_on_the_chip_whatever_the_mask() -> None:
             module, z = module.to(device), x.to(device)
             torchfl.reset_stats()
             got = module(z, z, z, **{name: m.to(device) for name, m in mask.items()}, **how)
-            assert {r["path"] for r in torchfl.stats()} <= {"native", "composed", "composite"}
+            assert {r["path"] for r in torchfl.stats()} <= {"native", "composed", "composite", "transfer"}
             assert (got[1] is None) == (want[1] is None)
             for g, w in zip(got, want, strict=True):
                 if w is not None:

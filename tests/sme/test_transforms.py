@@ -269,7 +269,7 @@ def test_stand_ins_are_kept_until_something_is_written(variant: Variant) -> None
             layer.load_state_dict({"weight": torch.randn(5, 6)}); answers["load"] = right()
             torch._foreach_mul_([weight], 0.5); answers["foreach"] = right()
             weight.normal_(); answers["random"] = right()
-            weight.sort(out=(weight, torch.empty(5, 6, dtype=torch.int64, device=D))); answers["several"] = right()
+            torch.sort(weight, out=(weight, torch.empty(5, 6, dtype=torch.int64, device=D))); answers["several"] = right()
         loss = layer(xd).sum()
         loss.backward()
         torch.optim.SGD([weight], lr=0.1).step(); answers["optimizer"] = right()

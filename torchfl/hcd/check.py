@@ -245,6 +245,9 @@ class _Check:
     def _conditions(self, entry: Conditions, at: Loc, targets: list[str]) -> None:
         if entry.dtypes is not None:
             self._op_dtypes(entry.dtypes, (*at, "dtypes"), targets)
+        if entry.int8_as is not None and not any(entry.int8_as in names for names in (entry.dtypes or {}).values()):
+            hint = f"add dtypes: [{entry.int8_as}]"
+            self._tell("HCD069", (*at, "int8_as"), f"{entry.int8_as} is not in this entry's dtypes", hint)
         if self.layouts and self._sound(("compute_units",)):
             for i, layout in enumerate(entry.layouts or []):
                 if layout not in self.layouts:

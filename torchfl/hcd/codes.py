@@ -218,6 +218,11 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "HCD067": _error("the same path twice", "Two paths of one entry name the same kernel; the second is unreachable."),
     "HCD068": _error("unknown instruction", "The instruction set is fixed; docs/instructions.md lists it."),
+    "HCD069": _error(
+        "int8_as without its dtype",
+        "`int8_as: uint8` hands int8 tensors to a kernel that takes uint8, so `uint8` has to be among the entry's own"
+        " `dtypes`.",
+    ),
     "HCD080": _warning(
         "legacy file without `hcd:`",
         "The file has the shape of the first origin document and is read as that document means it. Add `hcd: 1` and"
