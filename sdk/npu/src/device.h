@@ -171,10 +171,12 @@ struct npu_stream {
   npu::Slot* ring = nullptr;
   npu::ScratchSet* scratch = nullptr;
 
-  // Written by submitters.
+  // Touched by submitters alone. The worker spins on `head`, so nothing else lies in its cache line.
   alignas(64) std::atomic_flag submit_lock = ATOMIC_FLAG_INIT;
-  std::atomic<uint64_t> head{0};
   uint64_t known_tail = 0;
+
+  // Written by submitters.
+  alignas(64) std::atomic<uint64_t> head{0};
 
   // Written by the worker.
   alignas(64) std::atomic<uint64_t> tail{0};

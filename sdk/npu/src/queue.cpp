@@ -58,8 +58,12 @@ constexpr auto kTick = std::chrono::milliseconds(5);
 
 thread_local npu_stream* t_stream = nullptr;
 
+// Workers between two looks at g_exiting. Written around every run of commands, so it has its cache line for itself:
+// beside it would lie what submitters read with each command, and every read would fetch the line from another core.
+struct alignas(64) Running {
+  std::atomic<int> workers{0};
+} g_running;
 std::atomic<bool> g_exiting{false};
-std::atomic<int> g_running{0};  // workers between two looks at g_exiting
 std::atomic<uint64_t> g_host_time{0};
 
 struct SpinLock {
@@ -104,10 +108,10 @@ void work_loop(npu_stream* s) {
   npu_device* device = s->device;
   for (uint64_t tail = 0; await_work(s, tail);) {
     uint64_t head = s->head.load(std::memory_order_acquire);
-    g_running.fetch_add(1);
+    g_running.workers.fetch_add(1);
     while (tail != head) {
       if (g_exiting.load(std::memory_order_relaxed)) {
-        g_running.fetch_sub(1);
+        g_running.workers.fetch_sub(1);
         for (;;) std::this_thread::sleep_for(std::chrono::hours(24));  // the process is about to end
       }
       Slot& slot = s->ring[tail % kRing];
@@ -118,7 +122,7 @@ void work_loop(npu_stream* s) {
       }
       publish(s, ++tail);
     }
-    g_running.fetch_sub(1);
+    g_running.workers.fetch_sub(1);
   }
 }
 
@@ -192,7 +196,7 @@ bool exiting() { return g_exiting.load(); }
 void at_process_exit() {
   if (forked_child()) return;
   g_exiting.store(true);
-  for (int i = 0; i < 200 && g_running.load() > 0; i++) std::this_thread::sleep_for(kTick);
+  for (int i = 0; i < 200 && g_running.workers.load() > 0; i++) std::this_thread::sleep_for(kTick);
 }
 
 npu_status_t check_stream(npu_stream* stream, const char* function) {
