@@ -14,7 +14,7 @@ namespace {
 
 std::mutex g_mutex;
 auto* g_registered = new std::map<std::string, std::map<int, std::string>>();  // operator -> device -> function
-std::atomic<CallCustom> g_call{nullptr};
+std::atomic<CallCustom> g_call_custom{nullptr};
 
 std::string registered(const std::string& op, int device) {
   auto found = g_registered->find(op);
@@ -189,7 +189,7 @@ void write(const OpState& op, at::ArrayRef<c10::IValue> args, const std::vector<
 
 }  // namespace
 
-void set_call_custom(CallCustom call) { g_call = call; }
+void set_call_custom(CallCustom call) { g_call_custom = call; }
 
 std::string custom_function(const OpState& op, int device) {
   {
@@ -294,7 +294,7 @@ bool custom_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Refused& ref
 }
 
 bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
-  const CallCustom call = g_call.load();
+  const CallCustom call = g_call_custom.load();
   TORCH_CHECK(call != nullptr, op.display, ": functions are called from Python, which has not been set up");
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
   const uint64_t before = g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load();

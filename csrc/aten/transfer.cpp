@@ -253,6 +253,23 @@ at::Tensor to_device(const at::Tensor& host, int index) {
   return out;
 }
 
+namespace {
+
+bool complex_to_bool(const at::Tensor& dst, const at::Tensor& src) {
+  return src.is_complex() && dst.scalar_type() == c10::kBool;  // looks at both parts
+}
+
+// Between complex and other numbers, or complex ones of two widths: copies of their parts.
+Way copy_parts(const at::Tensor& dst, const at::Tensor& src) {
+  if (dst.is_complex() && src.is_complex()) return copy_on_device(at::view_as_real(dst), at::view_as_real(src));
+  if (src.is_complex()) return copy_on_device(dst, at::view_as_real(src).select(-1, 0));
+  const at::Tensor parts = at::view_as_real(dst);
+  fill_tensor(parts.select(-1, 1), 0);
+  return copy_on_device(parts.select(-1, 0), src);
+}
+
+}  // namespace
+
 Way copy_on_device(const at::Tensor& dst, const at::Tensor& src) {
   if (dst.numel() == 0) return Way::nothing;
   DeviceEntry& entry = runtime::device(dst.device().index());
@@ -267,6 +284,8 @@ Way copy_on_device(const at::Tensor& dst, const at::Tensor& src) {
     }
   }
   if (chip_copies(entry, dst, src)) return Way::strided;
+  const bool has_parts = dst.is_complex() || src.is_complex();
+  if (has_parts && dst.scalar_type() != src.scalar_type() && !complex_to_bool(dst, src)) return copy_parts(dst, src);
   refuse_if_strict(entry, dst, src);
   if (entry.device->host_accessible()) {
     to_host(dst).copy_(to_host(src));

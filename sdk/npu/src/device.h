@@ -178,6 +178,9 @@ struct npu_stream {
   // Written by submitters.
   alignas(64) std::atomic<uint64_t> head{0};
 
+  // Written by waiters: commands up to here are waited for.
+  alignas(64) std::atomic<uint64_t> bell{0};
+
   // Written by the worker.
   alignas(64) std::atomic<uint64_t> tail{0};
   uint64_t device_time = 0;  // cycles of the virtual clock; published with `tail`
