@@ -104,6 +104,31 @@ bool has_workspace(const std::string& base) {
          base == "aten::_embedding_bag" || base == "aten::_embedding_bag_forward_only";
 }
 
+// Whether integers alone come in and go out, and something between them is computed in floating point. PyTorch has no
+// such operators: what it has for integers it computes in integers, and the rest (softmax, mish) it refuses.
+bool truncates(const Program& program) {
+  auto is = [&](int value, bool (*kind)(c10::ScalarType)) {
+    const auto dtype = from_uba_dtype(program.values[size_t(value)].dtype);
+    return dtype.has_value() && kind(*dtype);
+  };
+  auto integer = [](c10::ScalarType dtype) { return c10::isIntegralType(dtype, /*includeBool=*/false); };
+  auto inexact = [](c10::ScalarType dtype) { return c10::isFloatingType(dtype) || c10::isComplexType(dtype); };
+  if (program.random > 0 || program.inputs.empty()) return false;
+  for (const Program::Input& input : program.inputs) {
+    if (is(input.value, inexact)) return false;
+  }
+  bool gives_integers = false;
+  for (int output : program.outputs) {
+    if (output >= 0 && is(output, inexact)) return false;
+    gives_integers |= output >= 0 && is(output, integer);
+  }
+  if (!gives_integers) return false;
+  for (size_t value = 0; value < program.values.size(); value++) {
+    if (is(int(value), inexact)) return true;
+  }
+  return false;
+}
+
 // PyTorch's own shape function of the functional form: it refuses what the operator refuses, and a program whose
 // results are of another shape or dtype is no program for it.
 bool agrees_with_pytorch(const OpState& op, at::ArrayRef<c10::IValue> args, const Program& program, std::string* why) {
@@ -242,6 +267,10 @@ bool compose_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
     return false;
   }
   if (!reused && !agrees_with_pytorch(op, args, *composed->program, why)) return false;
+  if (!reused && truncates(*composed->program)) {
+    *why = "it would compute an integer result in floating point";
+    return false;
+  }
   const Program& program = *composed->program;
   for (const auto& [k, element] : program.baked) {
     const size_t position = size_t(op.kernel_args[size_t(k)]);

@@ -459,6 +459,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   build.link();
   OpSchema schema = op.schema;  // a copy: the operator is shared by all threads
   schema.at_default.assign(op.kernel_args.size(), true);
+  schema.numbers.assign(op.kernel_args.size(), false);
   for (size_t k = 0; k < op.kernel_args.size(); k++) {
     const auto& arg = op.handle.schema().arguments()[size_t(op.kernel_args[k])];
     const c10::IValue& given = args[size_t(op.kernel_args[k])];
@@ -466,6 +467,8 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     // A number where the schema says Tensor (`x + 2`), or an argument without a default, is no default either.
     schema.at_default[k] =
         tensor || (arg.default_value().has_value() && !given.isTensor() && given == *arg.default_value());
+    const bool in_place_of_tensor = !tensor && given.isTensor() && given.toTensor().defined();
+    schema.numbers[k] = in_place_of_tensor || (op.scales[size_t(op.kernel_args[k])] && !given.isNone());
   }
   RouteTable::Query query;
   query.call = {&schema, plan.values.data(), int(plan.values.size()), output_views.data(), int(output_views.size())};

@@ -24,6 +24,7 @@ struct OpSchema {
   std::string overload;                // "Tensor"
   std::vector<std::string> arg_names;  // in schema order
   std::vector<bool> at_default;        // filled per call: non-tensor argument i has its schema default
+  std::vector<bool> numbers;           // filled per call: argument i is a number to compute with; empty = not known
 };
 
 // A call as the kernel would see it: dtypes after promotion, arguments in schema order.

@@ -130,7 +130,8 @@ class RowCheck {
       if ((bit & general) != 0 || ((bit & kIndexDtypes) != 0 && (any_floating || says_where(name)))) return;
       if (negotiated(tensor, general)) return;
       good = fail(kDtype, std::string(dtype_name(tensor.dtype)) + " is not a dtype of " + row_.kernel + " (" +
-                              dtype_set_text(general) + ")");
+                              dtype_set_text(general) + ")" +
+                              (shifts(tensor) ? ", and a number that it is computed with has no zero point" : ""));
     });
     if (good) stand_ins_.cast_outputs();
     return good;
@@ -140,7 +141,8 @@ class RowCheck {
   bool negotiated(const uba_tensor& tensor, DtypeSet accepted) {
     if (!query_.may_convert) return false;
     int32_t dtype = 0;
-    if (row_.int8_as_uint8 && tensor.dtype == UBA_DTYPE_INT8 && (accepted & dtype_bit(UBA_DTYPE_UINT8)) != 0) {
+    if (shifts(tensor) && (accepted & dtype_bit(UBA_DTYPE_UINT8)) != 0) {
+      if (has_number()) return false;
       dtype = UBA_DTYPE_UINT8;
     } else if (chip_.bfloat16_emulation && tensor.dtype == UBA_DTYPE_BFLOAT16 &&
                (accepted & dtype_bit(UBA_DTYPE_FLOAT16)) != 0) {
@@ -151,6 +153,17 @@ class RowCheck {
     if (dtype == 0) return false;
     stand_ins_.cast(tensor, dtype);
     return true;
+  }
+
+  bool shifts(const uba_tensor& tensor) const { return row_.int8_as_uint8 && tensor.dtype == UBA_DTYPE_INT8; }
+
+  bool has_number() const {
+    const std::vector<bool>& numbers = call_.schema->numbers;
+    for (int arg = 0; arg < call_.arg_count; ++arg) {
+      const uint32_t kind = call_.args[arg].kind;
+      if (size_t(arg) < numbers.size() && numbers[size_t(arg)] && kind != UBA_TENSOR && kind != UBA_NONE) return true;
+    }
+    return false;
   }
 
   static bool says_where(const std::string& name) {

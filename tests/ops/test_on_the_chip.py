@@ -177,3 +177,30 @@ def test_complex_linear_layers():
 ])  # fmt: skip
 def test_tensors_without_elements(function):
     on_chip(function, torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.softmax(0),
+    lambda x: x.log_softmax(0),
+    lambda x: x.var(0),
+    lambda x: x.std(),
+    F.mish,
+    F.logsigmoid,
+    F.hardsigmoid,
+    lambda x: F.glu(x[:2], 0),
+    lambda x: torch.lerp(x, x, 0.5),
+    lambda x: torch.logaddexp(x, x),
+], ids=range(10))  # fmt: skip
+def test_what_pytorch_has_for_floating_point_alone_is_refused_for_integers(function):
+    """A program would compute it in floating point and cut the result."""
+    x = torch.arange(6).view(3, 2)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        function(x)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        function(x.to(DEVICE))
+
+
+def test_medians_of_nothing_and_counts_without_a_bin():
+    assert torch.empty(0, device=DEVICE).median().isnan().item()
+    x = torch.tensor([float("nan"), 0.0, float("inf"), 1.5])
+    assert torch.equal(torch.histc(x.to(DEVICE), 5, -2, 2).cpu(), torch.histc(x, 5, -2, 2))

@@ -295,7 +295,7 @@ def test_int8_with_a_zero_point(variant: Variant) -> None:
     answer = variant(
         """
         ops:
-          - {op: aten::maximum, kernel: npu_v3_maximum, dtypes: [uint8], int8_as: uint8}
+          - {op: [aten::maximum, aten::lt, aten::clamp_min], kernel: "npu_v3_{op}", dtypes: [uint8], int8_as: uint8}
         """,
         """
         a, b = torch.arange(-128, 128).to(torch.int8), torch.arange(127, -129, -1).to(torch.int8)
@@ -303,7 +303,9 @@ def test_int8_with_a_zero_point(variant: Variant) -> None:
         _, plain = ran("aten::maximum", lambda: torch.maximum(a.view(torch.uint8).to(D), b.view(torch.uint8).to(D)))
         strided = torch.maximum(a.view(16, 16).t().to(D), b.view(16, 16).to(D)[:, 3:4])
         right = [torch.equal(out.cpu(), torch.maximum(a, b)),
-                 torch.equal(strided.cpu(), torch.maximum(a.view(16, 16).t(), b.view(16, 16)[:, 3:4]))]
+                 torch.equal(strided.cpu(), torch.maximum(a.view(16, 16).t(), b.view(16, 16)[:, 3:4])),
+                 torch.equal((a.to(D) < 0).cpu(), a < 0), torch.equal(a.to(D).clamp_min(3).cpu(), a.clamp_min(3)),
+                 torch.equal(torch.maximum(a.to(D), torch.tensor(-3, dtype=torch.int8)).cpu(), a.clamp_min(-3))]
         say(rows=[rows[0][:3], plain[0][:3]], right=right, dtype=str(out.dtype))
         """,
     )
@@ -311,5 +313,5 @@ def test_int8_with_a_zero_point(variant: Variant) -> None:
         ["native", "npu_v3_maximum", "int8 as uint8 with zero point 128"],
         ["native", "npu_v3_maximum", ""],
     ]
-    assert answer["right"] == [True, True]
+    assert answer["right"] == [True] * 5
     assert answer["dtype"] == "torch.int8"

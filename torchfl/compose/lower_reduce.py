@@ -138,6 +138,8 @@ def std(rec: Recorder, x: Tensor, dim: Any = None, *, correction: Any = 1, keepd
 def _variance(rec: Recorder, x: Tensor, dim: Any, correction: Any, keepdim: bool) -> tuple[Any, Any]:
     if x.dtype.is_complex:
         raise NotComposable("variance of complex numbers")
+    if not x.dtype.is_floating_point:
+        raise NotComposable("variance of integers")
     correction = 1 if correction is None else value_of(correction, bake=True)
     dims = dims_of(x, dim)
     wide = rec.opmath(x.dtype)

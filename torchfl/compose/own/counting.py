@@ -39,8 +39,10 @@ def _median(x: Tensor, dim: int, keepdim: bool, skip_nan: bool) -> Any:
     """The lower of two middle elements. NaN sorts last: it is the median if there is one and none are skipped."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    values, indices = torch.sort(x, dim=dim, stable=True)
     n = x.shape[dim]
+    if n == 0:
+        raise NotComposable("aten::median: of no elements")
+    values, indices = torch.sort(x, dim=dim, stable=True)
     if x.dtype.is_floating_point:
         count = torch.sum((values == values).to(torch.int64), dim, keepdim=True)
         middle = torch.clamp_min(torch.div(count - 1, 2, rounding_mode="trunc"), 0)
@@ -168,6 +170,7 @@ def histc(x: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     at = torch.floor((flat - low) / (high - low) * bins)
     at = torch.where(flat == high, torch.full_like(at, bins - 1), at)
     inside = (flat >= low) & (flat <= high)
+    at = torch.where(inside, at, torch.zeros_like(at))  # what is not counted has no bin: NaN least of all
     zeros = torch.zeros(bins, dtype=x.dtype, device=x.device)
     return torch.scatter_add(zeros, 0, torch.clamp(at, 0, bins - 1).to(torch.int64), inside.to(x.dtype))
 
