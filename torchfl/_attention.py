@@ -2,8 +2,8 @@
 
 Contract: `install` has every call of `torch.nn.functional.multi_head_attention_forward`, and so every
 `nn.MultiheadAttention`, ask the engine whether the chip's attention unit has room for it. It is called for chips whose
-descriptor refuses what is beyond (`beyond: error`); until then, and after `remove`, PyTorch is as it was. For tensors on
-other devices one look at their device is all: no operator is called, so graphs and transforms never see one.
+descriptor refuses what is beyond (`beyond: error`); until then, and after `remove`, PyTorch is as it was. Tensors on
+other devices pay one look at their device: no operator is called, so their graphs and transforms show none.
 """
 
 from __future__ import annotations

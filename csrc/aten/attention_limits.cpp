@@ -93,9 +93,7 @@ TORCH_LIBRARY(torchfl, m) {
 }
 
 // Nothing is computed for the samples: the question is the same for all of them.
-TORCH_LIBRARY_IMPL(torchfl, FuncTorchBatched, m) {
-  m.impl("check_multi_head_attention", &check_multi_head_attention);
-}
+TORCH_LIBRARY_IMPL(torchfl, FuncTorchBatched, m) { m.impl("check_multi_head_attention", &check_multi_head_attention); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_fused_sdp_choice", &fused_sdp_choice); }
 

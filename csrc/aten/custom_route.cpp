@@ -240,8 +240,10 @@ void register_custom(const std::string& op, int device, const std::string& funct
   TORCH_CHECK_VALUE(exists, "PyTorch has no such operator: ", op);
   TORCH_CHECK_VALUE(reaches, op,
                     " never reaches a chip: PyTorch takes it apart before. Register a function for one of its parts, "
-                    "which `torchfl explain ", base, " --device CHIP` names.");
-  TORCH_CHECK_VALUE(!view, op, " is a view: a function would break its aliasing. Register one for what computes on it.");
+                    "which `torchfl explain ",
+                    base, " --device CHIP` names.");
+  TORCH_CHECK_VALUE(!view, op,
+                    " is a view: a function would break its aliasing. Register one for what computes on it.");
   TORCH_CHECK_VALUE(!ours, op,
                     " moves or fills memory, which the engine does itself, for every chip alike. Register a function "
                     "for the operator that computes the values.");

@@ -290,6 +290,9 @@ def test_vmap_asks_for_all_samples_at_once() -> None:
     def over(module: Any, **where: int) -> Callable[[Tensor], Tensor]:
         return torch.func.vmap(lambda a: module(a, a, a)[0], **where)
 
+    def gradients(module: Any) -> Callable[[Tensor], Tensor]:
+        return torch.func.vmap(torch.func.grad(lambda a: module(a, a, a)[0].sum()))
+
     for train in (True, False):
         beyond, within = _attention(12, device, train), _attention(8, device, train)
         want = torch.stack([within(a, a, a)[0] for a in x]).cpu()
@@ -300,12 +303,13 @@ def test_vmap_asks_for_all_samples_at_once() -> None:
         torch.testing.assert_close(nested[0].cpu(), want, rtol=1e-4, atol=1e-5)
         for run, samples in ((over(beyond), x), (torch.func.vmap(over(beyond)), x.unsqueeze(0))):
             _refused(lambda f=run, a=samples: f(a), TWELVE)
-        gradient = torch.func.vmap(torch.func.grad(lambda a, m=within: m(a, a, a)[0].sum()))(x)
-        _refused(lambda m=beyond: torch.func.vmap(torch.func.grad(lambda a: m(a, a, a)[0].sum()))(x), TWELVE)
-        assert gradient.shape == x.shape
+        assert gradients(within)(x).shape == x.shape
+        _refused(lambda m=beyond: gradients(m)(x), TWELVE)
     small = _attention(2, device, True, embedding=8)
     samples = torch.zeros(129, 2, 2, 8, device=device)  # 129 times a batch of 2
-    _refused(lambda: over(small)(samples), "MultiheadAttention with batch size 258 not supported on NPU-V2 (at most 256)")
+    _refused(
+        lambda: over(small)(samples), "MultiheadAttention with batch size 258 not supported on NPU-V2 (at most 256)"
+    )
     assert over(small)(samples[:128]).shape == (128, 2, 2, 8)
 
 
