@@ -206,7 +206,8 @@ def register_fallback(op: str, function: Callable[..., Any] | None, device: str 
     that PyTorch's operator gives, on the device or on the CPU; the in-place and `out=` forms write them here. Returning
     NotImplemented leaves the call to the next path. It runs below autograd: tensors need no gradient there.
 
-    Raises ValueError if the operator never reaches a backend, or is a view. What `function` raises, the caller gets.
+    Raises ValueError if PyTorch takes the operator apart before a chip sees it, if it is a view, or if it moves or
+    fills memory, which the engine does itself. What `function` raises, the caller gets.
     """
     from torchfl import _fallbacks
 

@@ -31,11 +31,17 @@ def install(engine: ModuleType) -> None:
 
 
 def register(engine: ModuleType, op: str, function: Callable[..., Any] | None, indices: Sequence[int]) -> None:
-    """`function` for every operator that `op` means to a backend, on the devices `indices`; None takes it back."""
+    """`function` for the operator that `op` means to a backend, on the devices `indices`; None takes it back."""
     if function is not None and not callable(function):
         raise TypeError(f"register_fallback: {op} needs a function, got {type(function).__name__}")
     name = op if "::" in op else f"aten::{op}"
-    for target in opnames.resolve_exactly(name):
+    targets = opnames.resolve_exactly(name)
+    if len(targets) > 1:
+        raise ValueError(
+            f"{name} never reaches a chip: PyTorch makes other operators of it, which take other arguments. Register a "
+            f"function for one of them: {', '.join(targets)}"
+        )
+    for target in targets:
         for index in indices:
             label = f"{function.__module__}:{_name_of(function)}" if function is not None else ""
             engine.register_custom(target, index, label)

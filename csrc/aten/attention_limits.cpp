@@ -5,6 +5,7 @@
 // (torchfl/_attention.py calls from there), and in evaluation to the fused operators, which the route sees.
 #include "attention_limits.h"
 
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/native/transformers/attention.h>
 #include <torch/library.h>
 
@@ -62,6 +63,16 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
   return 0;
 }
 
+// How many samples vmap, at all its levels, hides from the sizes: the chip gets them as one batch.
+c10::SymInt samples_of(at::Tensor tensor) {
+  c10::SymInt samples = 1;
+  while (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    samples = samples * batched->value().sym_size(batched->bdim());
+    tensor = at::Tensor(batched->value());
+  }
+  return samples;
+}
+
 // `query` and `key` as multi_head_attention_forward gets them: (length, [batch,] embedding).
 void check_multi_head_attention(const at::Tensor& query, const at::Tensor& key, int64_t heads) {
   const Chip* chip = firewalled(query);
@@ -71,7 +82,8 @@ void check_multi_head_attention(const at::Tensor& query, const at::Tensor& key, 
   sizes.rank = query.dim();
   sizes.query_length = query.sym_size(0);
   sizes.key_length = key.sym_size(0);
-  if (query.dim() == 3) sizes.batch = query.sym_size(1);
+  sizes.batch = samples_of(query);
+  if (query.dim() == 3) sizes.batch = sizes.batch * query.sym_size(1);
   refuse(beyond(*chip, "MultiheadAttention", sizes));
 }
 
@@ -79,6 +91,9 @@ void check_multi_head_attention(const at::Tensor& query, const at::Tensor& key, 
 TORCH_LIBRARY(torchfl, m) {
   m.def("check_multi_head_attention(Tensor query, Tensor key, int heads) -> ()", &check_multi_head_attention);
 }
+
+// Nothing is computed for the samples: the question is the same for all of them.
+TORCH_LIBRARY_IMPL(torchfl, FuncTorchBatched, m) { m.impl("check_multi_head_attention", &check_multi_head_attention); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_fused_sdp_choice", &fused_sdp_choice); }
 

@@ -163,6 +163,17 @@ class Results {
   std::vector<at::Tensor> given_;
 };
 
+// What PyTorch says of the results beforehand. Nothing where it has no shape function, or the data says the shape.
+std::optional<std::vector<OutputShape>> expected(const c10::OperatorHandle& form, const std::string& base,
+                                                 const std::vector<c10::IValue>& args) {
+  if (form.hasTag(at::Tag::dynamic_output_shape) || form.hasTag(at::Tag::data_dependent_output)) return std::nullopt;
+  try {
+    return infer_outputs(form, base, args);
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  }
+}
+
 // The in-place and out= forms: each written tensor receives its result.
 void write(const OpState& op, at::ArrayRef<c10::IValue> args, const std::vector<at::Tensor>& results,
            const Plan& plan) {
@@ -215,19 +226,27 @@ bool is_custom(const std::string& base) {
 void register_custom(const std::string& op, int device, const std::string& function) {
   const size_t dot = op.find('.');
   const std::string base = op.substr(0, dot);
-  bool reaches = false, view = false;
+  bool exists = false, reaches = false, view = false, ours = false;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name != base && name.name != base + "_") continue;
     const auto handle = c10::Dispatcher::singleton().findSchema(name);
-    if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    reaches |= !has_own_kernel(*handle);
+    if (!handle.has_value()) continue;
+    exists = true;
+    if (handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    reaches = true;
+    ours |= has_own_kernel(*handle);
     view |= op_state(*handle).is_view;
   }
-  TORCH_CHECK_VALUE(!view, op, " is a view: a function would break its aliasing");
-  TORCH_CHECK_VALUE(
-      reaches, op,
-      " never reaches the route: PyTorch has no such operator, or takes it apart before (register a function "
-      "for its parts), or it moves data as every chip does");
+  TORCH_CHECK_VALUE(exists, "PyTorch has no such operator: ", op);
+  TORCH_CHECK_VALUE(reaches, op,
+                    " never reaches a chip: PyTorch takes it apart before. Register a function for one of its parts, "
+                    "which `torchfl explain ",
+                    base, " --device CHIP` names.");
+  TORCH_CHECK_VALUE(!view, op,
+                    " is a view: a function would break its aliasing. Register one for what computes on it.");
+  TORCH_CHECK_VALUE(!ours, op,
+                    " moves or fills memory, which the engine does itself, for every chip alike. Register a function "
+                    "for the operator that computes the values.");
   {
     std::lock_guard<std::mutex> lock(g_mutex);
     if (function.empty()) {
@@ -275,7 +294,7 @@ bool custom_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Refused& ref
   plan.outputs.clear();
   const c10::OperatorHandle& form = served_form(op);
   if (!form.schema().is_mutable()) {
-    if (const auto shapes = infer_outputs(form, op.schema.name, arguments(op, args))) {
+    if (const auto shapes = expected(form, op.schema.name, arguments(op, args))) {
       plan.shapes_known = true;
       for (const OutputShape& shape : *shapes) {
         plan.outputs.emplace_back();

@@ -128,3 +128,35 @@ def test_wrong_usage(cli, tmp_path, monkeypatch, args, text):
     (tmp_path / "x.py").write_text("")
     result = cli("explain", *args)
     assert result.code == 2 and text in " ".join(result.err.replace("│", " ").split())
+
+
+def test_an_option_behind_the_script_is_told_of(torchfl, script):
+    result = torchfl("explain", "--chip", "npu_v3", script(), "--html=x.html", "--json", "--epochs", "1")
+    assert result.code == 0, result.err
+    (line,) = [line for line in result.err.splitlines() if line.startswith("note: ")]
+    assert "--html, --json behind" in line and "went to the script" in line
+    assert "note: " not in torchfl("explain", "--chip", "npu_v3", script(), "--epochs", "1").err
+
+
+def test_the_routes_come_after_the_scripts_threads(torchfl, script):
+    end = """
+import threading, time, concurrent.futures
+
+def later(again=True):
+    time.sleep(0.5)
+    torch.ones(3, device="npu_v3:0").exp()
+    print("a thread has ended")
+    if again:
+        threading.Thread(target=later, args=(False,)).start()
+
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(later, False)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+threading.Thread(target=later).start()
+sys.exit(3)
+"""
+    result = torchfl("explain", "--chip", "npu_v3", script(end))
+    assert result.code == 3
+    said, table = result.out.split("Routes of ")
+    assert said.count("a thread has ended") == 3
+    assert re.search(r"aten::exp.* 3 ", table)

@@ -267,6 +267,53 @@ def test_other_devices_and_scripted_modules_are_let_through() -> None:
 
 
 @refusing
+def test_transforms_and_graphs_of_other_devices_show_no_trace_of_it() -> None:
+    module = _attention(12, "cpu")
+    x = torch.randn(3, 5, EMBEDDING)
+    want = torch.stack([module(a, a, a)[0] for a in x])
+    graph = str(torch.export.export(module, (x, x, x)).graph)
+    _device("npu_v2")
+    assert F._mha_shape_check.__module__ == "torchfl._attention"
+    torch.testing.assert_close(torch.func.vmap(lambda a: module(a, a, a)[0])(x), want)
+    gradient = torch.func.vmap(torch.func.grad(lambda a: module(a, a, a)[0].sum()))(x)
+    assert gradient.shape == x.shape
+    exported = torch.export.export(module, (x, x, x))
+    assert "torchfl" not in exported.graph_module.code
+    assert str(exported.graph) == graph, "the same graph as before"
+
+
+@refusing
+def test_vmap_asks_for_all_samples_at_once() -> None:
+    device = _device("npu_v2")
+    x = torch.randn(3, 5, EMBEDDING, device=device)
+
+    def over(module: Any, **where: int) -> Callable[[Tensor], Tensor]:
+        return torch.func.vmap(lambda a: module(a, a, a)[0], **where)
+
+    def gradients(module: Any) -> Callable[[Tensor], Tensor]:
+        return torch.func.vmap(torch.func.grad(lambda a: module(a, a, a)[0].sum()))
+
+    for train in (True, False):
+        beyond, within = _attention(12, device, train), _attention(8, device, train)
+        want = torch.stack([within(a, a, a)[0] for a in x]).cpu()
+        torch.testing.assert_close(over(within)(x).cpu(), want, rtol=1e-4, atol=1e-5)
+        last = over(within, in_dims=1, out_dims=1)(x.transpose(0, 1))
+        torch.testing.assert_close(last.transpose(0, 1).cpu(), want, rtol=1e-4, atol=1e-5)
+        nested = torch.func.vmap(over(within))(x.unsqueeze(0))
+        torch.testing.assert_close(nested[0].cpu(), want, rtol=1e-4, atol=1e-5)
+        for run, samples in ((over(beyond), x), (torch.func.vmap(over(beyond)), x.unsqueeze(0))):
+            _refused(lambda f=run, a=samples: f(a), TWELVE)
+        assert gradients(within)(x).shape == x.shape
+        _refused(lambda m=beyond: gradients(m)(x), TWELVE)
+    small = _attention(2, device, True, embedding=8)
+    samples = torch.zeros(129, 2, 2, 8, device=device)  # 129 times a batch of 2
+    _refused(
+        lambda: over(small)(samples), "MultiheadAttention with batch size 258 not supported on NPU-V2 (at most 256)"
+    )
+    assert over(small)(samples[:128]).shape == (128, 2, 2, 8)
+
+
+@refusing
 def test_shutdown_leaves_pytorch_as_it_was() -> None:
     device = _device("npu_v2")
     assert F._mha_shape_check.__module__ == "torchfl._attention"

@@ -397,10 +397,98 @@ def test_registering_and_taking_back(functions: Variant) -> None:
     assert answer["paths"] == [own, mine, own, mine, own] + [["custom"]] * 4
     kinds, texts = zip(*answer["errors"], strict=True)
     assert kinds == ("ValueError", "ValueError", "ValueError", "ValueError", "TypeError")
-    assert "never reaches the route" in texts[0]
+    assert "PyTorch takes it apart before" in texts[0]
     assert "is a view" in texts[1]
     assert "no such operator" in texts[2]
-    assert "moves data as every chip does" in texts[3]
+    assert "moves or fills memory, which the engine does itself" in texts[3]
+
+
+def test_an_operator_that_no_function_can_serve_is_refused_and_nothing_changes(functions: Variant) -> None:
+    answer = functions(
+        "fallback: {default: compose}",
+        """
+        told = {}
+        for op in ("copy_", "_to_copy", "zero_", "fill_", "set_", "resize_", "cat", "_local_scalar_dense", "matmul",
+                   "linear", "einsum", "item", "contiguous", "view", "transpose"):
+            try:
+                torchfl.register_fallback("aten::" + op, lambda *args, **named: 1 / 0)
+                told[op] = "accepted"
+            except ValueError as error:
+                told[op] = str(error)
+        x = torch.arange(6.0).reshape(2, 3)
+        d = x.to(D)
+        same = [torch.equal(a.cpu(), b) for a, b in (
+            (d.double(), x.double()), (torch.ones(2, 3).to(D), torch.ones(2, 3)), (d.clone().copy_(x + 1), x + 1),
+            (d.clone().zero_(), x * 0), (torch.cat([d, d]), torch.cat([x, x])), (d @ d.t(), x @ x.t()))]
+        say(told=told, same=same, text=str(d))
+        """,
+    )
+    told = answer["told"]
+    for op in ("copy_", "_to_copy", "zero_", "fill_", "set_", "resize_", "cat", "_local_scalar_dense"):
+        assert "moves or fills memory" in told[op], (op, told[op])
+    assert "Register a function for one of them: aten::mm, aten::bmm" in told["matmul"]
+    assert "Register a function for one of them: aten::addmm, aten::mm" in told["linear"]
+    for op in ("einsum", "item", "contiguous"):
+        assert f"`torchfl explain aten::{op} --device CHIP` names" in told[op], (op, told[op])
+    assert "is a view" in told["transpose"] and "is a view" in told["view"]
+    assert all(answer["same"]), answer["same"]
+    assert "[3., 4., 5.]" in answer["text"]
+
+
+def test_a_function_serves_what_has_no_shape_beforehand(functions: Variant) -> None:
+    answer = functions(
+        "fallback: {default: compose}",
+        """
+        x = torch.tensor([[1.0, 0.0, 2.0], [2.0, 3.0, 0.0]])
+        i = torch.tensor([1, 2, 2, 0])
+        calls = {
+            "aten::nonzero": lambda a, b: torch.nonzero(a),
+            "aten::masked_select": lambda a, b: torch.masked_select(a, a > 1),
+            "aten::_unique2": lambda a, b: torch.unique(a, return_inverse=True, return_counts=True),
+            "aten::unique_dim": lambda a, b: torch.unique(a, dim=0),
+            "aten::equal": lambda a, b: torch.equal(a, a + 0),
+            "aten::allclose": lambda a, b: torch.allclose(a, a + 0),
+            "aten::bincount": lambda a, b: torch.bincount(b),
+            "aten::repeat_interleave": lambda a, b: torch.repeat_interleave(b),
+            "aten::rand": lambda a, b: torch.rand(2, 3, device=a.device) * 0,
+            "aten::zeros": lambda a, b: torch.zeros(2, 3, device=a.device),
+            "aten::linspace": lambda a, b: torch.linspace(0, 1, 5, device=a.device),
+            "aten::native_dropout": lambda a, b: F.dropout(a.double(), 0.5) * 0,
+        }
+        def host(value):
+            if isinstance(value, torch.Tensor):
+                return value.cpu()
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
+            return value
+        def on_cpu(op):
+            def run(*args, **named):
+                hits.append(op)
+                return getattr(torch.ops.aten, op[6:])(*map(host, args), **{k: host(v) for k, v in named.items()})
+            return run
+        hits, wrong = [], {}
+        for op, call in calls.items():
+            torchfl.register_fallback(op, on_cpu(op))
+            try:
+                got, want = [v if isinstance(v, tuple) else (v,) for v in (call(x.to(D), i.to(D)), call(x, i))]
+                for g, w in zip(got, want, strict=True):
+                    if isinstance(w, torch.Tensor):
+                        assert str(g.device) == D
+                        torch.testing.assert_close(g.cpu(), w)
+                    else:
+                        assert g == w
+                print(x.to(D))
+            except Exception as error:
+                wrong[op] = f"{type(error).__name__}: {error}"
+            torchfl.register_fallback(op, None)
+        out = torch.empty(0, dtype=torch.int64, device=D)
+        torchfl.register_fallback("aten::nonzero", on_cpu("aten::nonzero"))
+        torch.nonzero(x.to(D), out=out)
+        say(wrong=wrong, never=sorted(set(calls) - set(hits)), out=torch.equal(out.cpu(), torch.nonzero(x)))
+        """,
+    )
+    assert answer["wrong"] == {} and answer["never"] == []
+    assert answer["out"]
 
 
 def test_functions_run_in_autograds_threads(functions: Variant) -> None:

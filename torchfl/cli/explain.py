@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchfl.cli.console import Command, console, out, out_json, table
+from torchfl.cli.console import Command, console, note, out, out_json, table
 
 
 class ExplainCommand(Command):
@@ -98,6 +98,7 @@ def explain(
                 raise typer.BadParameter("is for an operator; a script's own options follow its name", param_hint=name)
         from torchfl.cli.routes import explain_script
 
+        _tell_of_options_behind(op, arguments or [])
         explain_script([op, *(arguments or [])], chip or [], html, as_json)
         return
     for name, of_script in {"ARGS": arguments, "--chip": chip, "--html": html}.items():
@@ -106,6 +107,19 @@ def explain(
     if device is None:
         raise typer.BadParameter("name the device to ask about", param_hint="--device")
     _explain_operator(op, device, dtype, shape, arg, as_json)
+
+
+#: The options that explain takes with a script.
+_OF_SCRIPTS = frozenset({"--chip", "-c", "--html", "--json"})
+
+
+def _tell_of_options_behind(script: str, arguments: list[str]) -> None:
+    behind = [name for name in dict.fromkeys(a.partition("=")[0] for a in arguments) if name in _OF_SCRIPTS]
+    if behind:
+        note(
+            f"note: {', '.join(behind)} behind {script} went to the script; an option of `torchfl explain` stands "
+            "before the script's name"
+        )
 
 
 def _explain_operator(

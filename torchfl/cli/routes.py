@@ -1,7 +1,7 @@
 """`torchfl explain script.py`: the routes of a whole run.
 
 Contract: the script runs as under `torchfl run`, with every operator timed. Whatever ends it, an exception or an exit
-of its own, the routes are printed afterwards, and its exit status is the command's.
+of its own, the routes are printed when its threads have ended (daemons aside), and its exit status is the command's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ def explain_script(script: list[str], chips: list[str], html: Path | None, as_js
             status = execute(None, script)
         except SystemExit as error:
             left, status = error, _status(error.code)
+        status = _join_threads() or status
         wall = time.perf_counter() - began
     from torchfl.pages import routes
 
@@ -60,6 +62,20 @@ def explain_script(script: list[str], chips: list[str], html: Path | None, as_js
         raise left
     if status:
         raise typer.Exit(status)
+
+
+def _join_threads() -> int:
+    """Waits as the interpreter does at its end, which comes too late for the report. 130 if that is interrupted."""
+    try:
+        for stop in reversed(getattr(threading, "_threading_atexits", [])):
+            stop()  # the threads of executors, which would wait for work for ever
+        ours = (threading.main_thread(), threading.current_thread())
+        while alive := [t for t in threading.enumerate() if not t.daemon and t not in ours]:
+            for thread in alive:
+                thread.join()
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def _status(code: Any) -> int:
