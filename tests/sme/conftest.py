@@ -37,6 +37,11 @@ def say(**values):
 """
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _loaded_before_any_backward(npu: object) -> None:
+    """PyTorch's autograd makes a queue for each device that there is when it first runs; later ones get none."""
+
+
 @pytest.fixture
 def variant(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """`variant(yaml, code)`: loads a chip that is the shipped NPU-V3 with `yaml` on top, under a name of its own, and
