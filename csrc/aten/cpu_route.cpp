@@ -14,6 +14,7 @@
 #include "kept.h"
 #include "router.h"
 #include "transfer.h"
+#include "values.h"
 
 namespace torchfl {
 namespace {
@@ -68,20 +69,6 @@ class HostCall {
   }
 
   c10::IValue bring(const c10::IValue& value, int position) {
-    if (value.isTensor()) return bring_tensor(value.toTensor(), position);
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const c10::IValue& element : value.toListRef()) list.push_back(bring_tensor(element.toTensor(), position));
-      return list;
-    }
-    if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const c10::IValue& element : value.toListRef()) {
-        list.push_back(element.isNone() ? std::nullopt
-                                        : std::optional<at::Tensor>(bring_tensor(element.toTensor(), position)));
-      }
-      return list;
-    }
     if (value.isDevice()) return c10::Device(c10::kCPU);
     if (value.isGenerator()) {
       const at::Generator& generator = value.toGenerator();
@@ -89,7 +76,7 @@ class HostCall {
                   "' device type for generator but found '", generator.device().str(), "'");
       return host_generator(generator);
     }
-    return value;
+    return map_tensors(value, [&](const at::Tensor& tensor) { return bring_tensor(tensor, position); });
   }
 
   // Tensors that share storage with a written one share a host buffer; looked up before anything is brought.

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "transfer.h"
+#include "values.h"
 
 namespace torchfl {
 namespace {
@@ -45,20 +46,7 @@ void each_tensor(const c10::IValue& value, c10::function_ref<void(const at::Tens
 
 // Functions know nothing of autograd: it is above them.
 c10::IValue without_grad(const c10::IValue& value) {
-  auto one = [](const at::Tensor& t) { return t.defined() && t.requires_grad() ? t.detach() : t; };
-  if (value.isTensor()) return one(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const c10::IValue& element : value.toListRef()) list.push_back(one(element.toTensor()));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const c10::IValue& element : value.toListRef())
-      list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(one(element.toTensor())));
-    return list;
-  }
-  return value;
+  return map_tensors(value, [](const at::Tensor& t) { return t.defined() && t.requires_grad() ? t.detach() : t; });
 }
 
 // Which functions this thread is in: one that calls its own operator would never end.
@@ -91,13 +79,7 @@ class Results {
   }
 
   c10::IValue accept(const c10::IValue& value) {
-    if (value.isTensor()) return accept(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const c10::IValue& element : value.toListRef()) list.push_back(accept(element.toTensor()));
-      return list;
-    }
-    return value;
+    return map_tensors(value, [this](const at::Tensor& tensor) { return accept(tensor); });
   }
 
   std::vector<at::Tensor> tensors;  // all of them, in order
@@ -316,7 +298,7 @@ bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   const CallCustom call = g_call_custom.load();
   TORCH_CHECK(call != nullptr, op.display, ": functions are called from Python, which has not been set up");
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
-  const uint64_t before = g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load();
+  const uint64_t before = bytes_moved();
   std::vector<c10::IValue> given = arguments(op, args);
   for (c10::IValue& value : given) value = without_grad(value);
   std::vector<c10::IValue> returned;
@@ -349,8 +331,7 @@ bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   }
   torch::jit::drop(*stack, op.arg_count);
   for (c10::IValue& value : out) stack->push_back(std::move(value));
-  plan.counters->host_bytes.fetch_add(g_transfers.to_host_bytes.load() + g_transfers.to_device_bytes.load() - before,
-                                      std::memory_order_relaxed);
+  plan.counters->host_bytes.fetch_add(bytes_moved() - before, std::memory_order_relaxed);
   return true;
 }
 

@@ -13,6 +13,7 @@
 #include "plan.h"
 #include "transfer.h"
 #include "unsupported.h"
+#include "values.h"
 
 namespace torchfl {
 
@@ -365,9 +366,6 @@ void run_without_substitute(const Plan& plan, OpState& op, at::ArrayRef<c10::IVa
 }
 
 bool is_substitute(const Plan& plan) { return plan.kind == Plan::Kind::composed || plan.kind == Plan::Kind::custom; }
-}  // namespace
-
-namespace {
 
 at::Tensor resolved(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
@@ -388,13 +386,7 @@ bool resolve(const OpState& op, torch::jit::Stack* stack) {
   for (size_t i = 0; i < op.arg_count; i++) {
     c10::IValue& value = (*stack)[base + i];
     if (op.writes(int(i))) continue;
-    if (value.isTensor()) {
-      value = one(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const c10::IValue& element : value.toListRef()) list.push_back(one(element.toTensor()));
-      value = std::move(list);
-    }
+    value = map_tensors(value, one);
   }
   return changed;
 }
@@ -491,21 +483,9 @@ at::Tensor stand_in(const at::Tensor& meta, int index) {
 }
 
 c10::IValue stand_in(const c10::IValue& value, int index) {
-  if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_meta())
-    return stand_in(value.toTensor(), index);
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const c10::IValue& element : value.toListRef()) list.push_back(stand_in(element, index).toTensor());
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const c10::IValue& element : value.toListRef()) {
-      list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(stand_in(element, index).toTensor()));
-    }
-    return list;
-  }
-  return value;
+  return map_tensors(value, [index](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.is_meta() ? stand_in(tensor, index) : tensor;
+  });
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "values.h"
+
 namespace torchfl {
 namespace {
 
@@ -18,24 +20,8 @@ at::Tensor as_meta(const at::Tensor& tensor) {
 }
 
 c10::IValue as_meta(const c10::IValue& value) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    return tensor.defined() ? c10::IValue(as_meta(tensor)) : value;
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const c10::IValue& element : value.toListRef()) list.push_back(as_meta(element.toTensor()));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const c10::IValue& element : value.toListRef()) {
-      list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(as_meta(element.toTensor())));
-    }
-    return list;
-  }
   if (value.isDevice()) return c10::Device(c10::kMeta);
-  return value;
+  return map_tensors(value, [](const at::Tensor& tensor) { return as_meta(tensor); });
 }
 
 OutputShape shape_of(const at::Tensor& tensor) {

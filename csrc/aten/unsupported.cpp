@@ -1,5 +1,6 @@
 // unsupported.cpp: see unsupported.h.
 #include "unsupported.h"
+#include "values.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -31,16 +32,9 @@ int32_t dtype_of(at::ArrayRef<c10::IValue> args) {
 using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;  // gives a meta tensor
 
 c10::IValue changed(const c10::IValue& value, Change change) {
-  auto one = [&](const at::Tensor& tensor) {
+  return map_tensors(value, [&](const at::Tensor& tensor) {
     return tensor.defined() && tensor.device().type() == kDevice ? change(tensor) : tensor;
-  };
-  if (value.isTensor()) return one(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const c10::IValue& element : value.toListRef()) list.push_back(one(element.toTensor()));
-    return list;
-  }
-  return value;
+  });
 }
 
 // Whether the chip itself runs the call, once its tensors are changed so.

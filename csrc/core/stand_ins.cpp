@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "program.h"
+
 namespace torchfl {
 namespace {
 
@@ -23,13 +25,11 @@ Ints strides_in_order(const Ints& sizes, const Ints& strides) {
   return out;
 }
 
-Ints row_major(const Ints& sizes) { return strides_in_order(sizes, Ints(sizes.size(), 0)); }
-
 // The tensor's own strides if it is dense, whatever its order; else row-major.
 Ints packed(const Ints& sizes, const Ints& strides) {
   const Ints dense = strides_in_order(sizes, strides);
   for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] != 1 && dense[d] != strides[d]) return row_major(sizes);
+    if (sizes[d] != 1 && dense[d] != strides[d]) return row_major_strides(sizes);
   }
   return dense;
 }
@@ -86,6 +86,15 @@ StandIns::Slot& StandIns::stand_in(const uba_tensor& tensor, Transform::Why why)
   return slot;
 }
 
+// In place: the view that the call has of the tensor points to them.
+void StandIns::restride(Slot& slot, const Ints& strides) {
+  std::copy(strides.begin(), strides.end(), slot.transform.strides.begin());
+}
+
+std::string StandIns::name_of(const Slot& slot) const {
+  return slot.transform.is_output ? "the result" : arg_name(call_, slot.transform.arg);
+}
+
 void StandIns::note(const std::string& text) {
   if (std::find(notes_.begin(), notes_.end(), text) == notes_.end()) notes_.push_back(text);
 }
@@ -98,8 +107,7 @@ void StandIns::cast(const uba_tensor& tensor, int32_t dtype) {
   note(shifted ? "int8 as uint8 with zero point 128"
                : std::string(dtype_name(both.first)) + " computed in " + dtype_name(dtype));
   slot.transform.dtype = dtype;
-  const Ints strides = packed(slot.transform.sizes, slot.transform.strides);
-  std::copy(strides.begin(), strides.end(), slot.transform.strides.begin());
+  restride(slot, packed(slot.transform.sizes, slot.transform.strides));
   tensors_[index_of(tensor)].dtype = dtype;
 }
 
@@ -115,23 +123,20 @@ void StandIns::cast_outputs() {
 
 void StandIns::relay(const uba_tensor& tensor, const std::string& layout) {
   Slot& slot = stand_in(tensor, Transform::relaid);
-  const Ints strides = layout_strides(layout, slot.transform.sizes.data());
-  std::copy(strides.begin(), strides.end(), slot.transform.strides.begin());
-  note((slot.transform.is_output ? "the result" : arg_name(call_, slot.transform.arg)) + " laid out as " + layout);
+  restride(slot, layout_strides(layout, slot.transform.sizes.data()));
+  note(name_of(slot) + " laid out as " + layout);
 }
 
 void StandIns::relay_contiguous(const uba_tensor& tensor) {
   Slot& slot = stand_in(tensor, Transform::relaid);
-  const Ints strides = row_major(slot.transform.sizes);
-  std::copy(strides.begin(), strides.end(), slot.transform.strides.begin());
-  note((slot.transform.is_output ? "the result" : arg_name(call_, slot.transform.arg)) + " made contiguous");
+  restride(slot, row_major_strides(slot.transform.sizes));
+  note(name_of(slot) + " made contiguous");
 }
 
 void StandIns::realign(const uba_tensor& tensor) {
   Slot& slot = stand_in(tensor, Transform::realigned);
-  const Ints strides = packed(slot.transform.sizes, slot.transform.strides);
-  std::copy(strides.begin(), strides.end(), slot.transform.strides.begin());
-  note((slot.transform.is_output ? "the result" : arg_name(call_, slot.transform.arg)) + " at an aligned address");
+  restride(slot, packed(slot.transform.sizes, slot.transform.strides));
+  note(name_of(slot) + " at an aligned address");
 }
 
 uba_tensor* StandIns::tensor_named(const char* name) {
@@ -144,8 +149,7 @@ void StandIns::grow(const uba_tensor* tensor, int dimension, int64_t size) {
   if (tensor->sizes[dimension] == size) return;
   Slot& slot = stand_in(*tensor, Transform::padded);
   slot.transform.sizes[size_t(dimension)] = size;
-  const Ints strides = strides_in_order(slot.transform.sizes, slot.transform.strides);
-  std::copy(strides.begin(), strides.end(), slot.transform.strides.begin());
+  restride(slot, strides_in_order(slot.transform.sizes, slot.transform.strides));
 }
 
 bool StandIns::pad(const std::string& quantity, int64_t multiple) {

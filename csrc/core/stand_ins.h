@@ -38,6 +38,8 @@ class StandIns {
   };
   size_t index_of(const uba_tensor& tensor) const;
   Slot& stand_in(const uba_tensor& tensor, Transform::Why why);
+  static void restride(Slot& slot, const std::vector<int64_t>& strides);
+  std::string name_of(const Slot& slot) const;
   void grow(const uba_tensor* tensor, int dimension, int64_t size);
   void note(const std::string& text);
   uba_tensor* tensor_named(const char* name);
