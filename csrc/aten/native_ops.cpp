@@ -300,6 +300,17 @@ at::Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
   return cat_out(tensors, dim, out);
 }
 
+// An adapter is promised bools of 0 and 1.
+at::Tensor view_dtype(const at::Tensor& self, c10::ScalarType dtype) {
+  if (dtype == c10::kBool && self.scalar_type() != c10::kBool && self.itemsize() == 1 && self.numel() > 0) {
+    const at::Tensor bytes = at::native::view_dtype(self, c10::kByte);
+    TORCH_CHECK(!bytes.gt(1).any().item<bool>(), "view(torch.bool): on ", runtime::label(self.device().index()),
+                " a bool is a byte of 0 or 1, and this ", self.scalar_type(),
+                " tensor has others: use .ne(0), which makes a tensor of its own, or view it on the CPU");
+  }
+  return at::native::view_dtype(self, dtype);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -307,6 +318,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
+  m.impl("view.dtype", &view_dtype);
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("unfold", &at::native::unfold);
   m.impl("view_as_real", &at::native::view_as_real);
