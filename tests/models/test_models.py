@@ -48,7 +48,7 @@ class OffChip:
 
 def compare(model: nn.Module, inputs: dict[str, torch.Tensor], pick, npu, record, tolerance: float = 2e-3) -> None:
     """Forward and backward on the device give what they give on the CPU in double precision, within `tolerance` of the
-    greatest value, or three times what the CPU itself is off in single precision."""
+    greatest value, or five times what the CPU itself is off in single precision."""
 
     def run(net: nn.Module, given: dict[str, torch.Tensor]):
         out = pick(net(**given))
@@ -69,7 +69,7 @@ def compare(model: nn.Module, inputs: dict[str, torch.Tensor], pick, npu, record
         def error(value: torch.Tensor) -> float:
             return (value.cpu().double() - exact).abs().max().item()
 
-        assert error(ours) <= max(tolerance * max(exact.abs().max().item(), 1e-4), 3 * error(single)), name
+        assert error(ours) <= max(tolerance * max(exact.abs().max().item(), 1e-4), 5 * error(single)), name
 
     check(got, single, want, "result")
     assert grads.keys() == want_grads.keys()
