@@ -47,11 +47,11 @@ class Net(nn.Module):
         return self.head(self.block(x).mean(1))
 
 
-def disturb(draw: random.Random, device: torch.device, kept: list[torch.Tensor], side: Any) -> None:
+def disturb(draw: random.Random, device: torch.device, kept: list[torch.Tensor], side: Any, lengths: list[int]) -> None:
     """What programs do beside training: tensors of any size that live for a while, other streams, copies that do not
     wait, what leaves the chip, what fails."""
     kind = draw.randrange(6)
-    size = int(2 ** draw.uniform(4, 18))
+    size = draw.choice(lengths)
     if kind == 0:
         kept.append(torch.empty(size, device=device))
     elif kind == 1 and kept:
@@ -68,7 +68,7 @@ def disturb(draw: random.Random, device: torch.device, kept: list[torch.Tensor],
         with contextlib.suppress(torch.OutOfMemoryError):
             torch.empty(1 << 45, dtype=torch.uint8, device=device)
     else:
-        x = torch.rand(draw.randrange(1, 40), draw.randrange(1, 40), device=device)
+        x = torch.rand(7, size % 97 + 1, device=device)
         kept.append((x @ x.t()).softmax(1).clone())
     del kept[:-30]
 
@@ -85,6 +85,7 @@ def train(steps: int, chip: str, shapes: int) -> dict[str, Any]:
     kept: list[torch.Tensor] = []
     losses, reserved, rss = [], [], []
     sizes = [(draw.randrange(1, 24), draw.randrange(2, 20)) for _ in range(shapes)]
+    lengths = [int(2 ** draw.uniform(4, 18)) for _ in range(shapes)]
     for step in range(steps):
         tokens = torch.randint(50, draw.choice(sizes), device=device)
         target = tokens[:, 0] % 5  # the first token says it
@@ -92,7 +93,7 @@ def train(steps: int, chip: str, shapes: int) -> dict[str, Any]:
         loss = nn.functional.cross_entropy(net(tokens), target)
         loss.backward()
         optimizer.step()
-        disturb(draw, device, kept, side)
+        disturb(draw, device, kept, side, lengths)
         losses.append(loss.detach())
         if len(losses) == 20:
             losses = [torch.stack(losses).mean()] if step % 100 else [loss.detach()]
