@@ -20,7 +20,7 @@ def soak(*arguments: str, timeout: float, **env: str) -> dict:
 
 def test_training_with_allocations_that_vary_keeps_memory_flat():
     result = soak("train", "--steps", "200", "--shapes", "6", timeout=200)
-    assert result["reserved_after"] <= 1.1 * result["reserved_before"]
+    assert result["reserved_after"] <= result["reserved_before"] + (4 << 20)
 
 
 def test_eight_threads_on_two_devices_agree_with_the_cpu():
