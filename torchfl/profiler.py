@@ -1,7 +1,7 @@
 """`torchfl.profiler.profile()`: what ran where, why there, and what the engine itself cost.
 
-Contract: a profile sees the whole process between its start and its stop, all threads of it, autograd's too. Profiles may
-overlap and nest, in each other and in `torch.profiler`. While one is open every operator call is looked at, by the
+Contract: a profile sees the whole process between its start and its stop, all threads of it, autograd's too. Profiles
+may overlap and nest, in each other and in `torch.profiler`. While one is open every operator call is looked at, by the
 engine's general route; without one, nothing is paid. Times are microseconds where PyTorch's tables have microseconds,
 else seconds where the name says so.
 
@@ -290,7 +290,7 @@ class profile:
         return everything
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> Averages:
-        """The rows, as `torch.profiler` names the call. Shapes and stacks are not recorded here: `torch.profiler` does."""
+        """The rows, as `torch.profiler` names the call. Shapes and stacks are not recorded here, but by that one."""
         if group_by_input_shape or group_by_stack_n:
             raise ValueError(
                 "shapes and stacks are not recorded here: use torch.profiler with record_shapes, with_stack"
@@ -337,8 +337,8 @@ class profile:
     # ------------------------------------------------------------------ files
 
     def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: rows by device and stream, and the calls on
-        the host's threads, with arrows from a call to the work that it gave."""
+        """Writes a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: rows by device and stream, and the calls
+        on the host's threads, with arrows from a call to the work that it gave."""
         Path(path).write_text(json.dumps(self._trace()), encoding="utf-8")
 
     def _trace(self) -> dict[str, Any]:
@@ -388,14 +388,15 @@ class profile:
                 continue
             if a.duration < 0:
                 continue
-            args = {"clock": a.clock, "stream": a.stream, **({"bytes": a.bytes} if a.bytes else {})}
-            span(a.name, a.kind, process[a.device], a.stream, a.begin, a.duration, args)
+            facts_of: dict[str, Any] = {"clock": a.clock, "stream": a.stream}
+            if a.bytes:
+                facts_of["bytes"] = a.bytes
+            span(a.name, a.kind, process[a.device], a.stream, a.begin, a.duration, facts_of)
             if a.call in began:
-                flow = {"cat": "submit", "name": "submit", "id": number}
-                at = {"pid": pid, "tid": a.thread, "ts": (a.submitted - self._began) * 1e-3}
-                events.append({"ph": "s", **flow, **at})
-                to = {"pid": process[a.device], "tid": a.stream, "ts": (a.begin - self._began) * 1e-3}
-                events.append({"ph": "f", "bp": "e", **flow, **to})
+                flow: dict[str, Any] = {"cat": "submit", "name": "submit", "id": number}
+                submitted, begin = (a.submitted - self._began) * 1e-3, (a.begin - self._began) * 1e-3
+                events.append({"ph": "s", **flow, "pid": pid, "tid": a.thread, "ts": submitted})
+                events.append({"ph": "f", "bp": "e", **flow, "pid": process[a.device], "tid": a.stream, "ts": begin})
         return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": self.summary()}
 
     def export_json(self, path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,7 @@
 // memory_history.cpp: see memory_history.h.
 #include "memory_history.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <Python.h>
@@ -46,11 +47,13 @@ int64_t microseconds() {
 }
 
 Stack stack_here(bool cpp) {
+  Stack stack;
   try {
-    return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/true, cpp);
+    stack.frames = torch::CapturedTraceback::gather(/*python=*/true, /*script=*/true, cpp);
+    if (const auto node = torch::autograd::get_current_node()) stack.node = node->name();
   } catch (...) {  // an interpreter at its end
-    return nullptr;
   }
+  return stack;
 }
 
 Entry::Action action_of(MemoryEvent::Action action) {
@@ -157,14 +160,17 @@ void listen(int device) {
 }
 
 std::string size_text(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB"};
+  double value = double(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 3; ++unit) value /= 1024;
   char text[32];
-  const double mib = double(bytes) / double(1 << 20);
-  std::snprintf(text, sizeof(text), mib >= 1 ? "%.2f MiB" : "%.4f MiB", mib);
+  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
   return text;
 }
 
 // Where a script of the user's stands in a stack: its innermost frame outside of PyTorch and of this package.
-std::string place_of(const torch::SymbolizedTracebacks& symbols, size_t i) {
+std::string place_of(const torch::SymbolizedTracebacks& symbols, size_t i, const std::string& node) {
   const torch::unwind::Frame* first = nullptr;
   for (const uint64_t frame : symbols.tracebacks.at(i)) {
     const torch::unwind::Frame& at = symbols.all_frames.at(frame);
@@ -174,7 +180,7 @@ std::string place_of(const torch::SymbolizedTracebacks& symbols, size_t i) {
     first = &at;
     break;
   }
-  if (first == nullptr) return "";
+  if (first == nullptr) return node.empty() ? "" : "backward: " + node;
   return first->filename + ":" + std::to_string(first->lineno) + " in " + first->funcname;
 }
 
@@ -235,7 +241,7 @@ std::vector<std::pair<uint64_t, Stack>> held(int device) {
 void note_snapshot(int device) {
   History& history = g_histories[device];
   std::lock_guard<std::mutex> lock(history.mutex);
-  if (history.on) history.add({Entry::Action::snapshot, 0, 0, 0, microseconds(), nullptr});
+  if (history.on) history.add({Entry::Action::snapshot, 0, 0, 0, microseconds(), {}});
 }
 
 std::string out_of_memory(DeviceEntry& entry, size_t bytes) {
@@ -263,7 +269,7 @@ std::string out_of_memory(DeviceEntry& entry, size_t bytes) {
     history.add({Entry::Action::oom, free_bytes, bytes,
                  reinterpret_cast<uint64_t>(runtime::current_stream(entry.index)), microseconds(), here});
     for (const auto& [address, holder] : history.held) {
-      if (holder.stack) holders.emplace_back(holder.stack, holder.size);
+      if (holder.stack.frames) holders.emplace_back(holder.stack, holder.size);
     }
   }
   if (holders.empty() || !Py_IsInitialized()) return "";
@@ -271,10 +277,10 @@ std::string out_of_memory(DeviceEntry& entry, size_t bytes) {
   std::map<std::string, Holders> by_place;
   try {
     std::vector<torch::CapturedTraceback*> stacks;
-    for (const auto& holder : holders) stacks.push_back(holder.first.get());
+    for (const auto& holder : holders) stacks.push_back(holder.first.frames.get());
     const torch::SymbolizedTracebacks symbols = torch::symbolize(stacks);
     for (size_t i = 0; i < holders.size(); i++) {
-      Holders& at = by_place[place_of(symbols, i)];
+      Holders& at = by_place[place_of(symbols, i, holders[i].first.node)];
       at.bytes += holders[i].second;
       ++at.count;
     }

@@ -27,7 +27,11 @@ struct Settings {
   size_t max_entries = 0;   // events; the oldest go first
 };
 
-using Stack = std::shared_ptr<torch::CapturedTraceback>;
+// Where something was asked for. Autograd's threads have no Python frames: then the node of the backward says it.
+struct Stack {
+  std::shared_ptr<torch::CapturedTraceback> frames;  // NULL: none was taken
+  std::string node;                                  // "AddmmBackward0"
+};
 struct Entry {
   enum class Action : uint8_t { alloc, free_requested, free_completed, segment_alloc, segment_free, oom, snapshot };
   Action action;

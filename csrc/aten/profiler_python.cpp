@@ -37,20 +37,26 @@ py::dict recording_to_python(const profiler::Recording& recording) {
   return out;
 }
 
-// As PyTorch's snapshots have them, innermost first.
-py::list frames_of(const std::vector<torch::CapturedTraceback*>& stacks) {
-  const torch::SymbolizedTracebacks symbols = torch::symbolize(stacks);
+// As PyTorch's snapshots have them, innermost first. What autograd asked for has one frame, of its node.
+py::list frames_of(const std::vector<const memory_history::Stack*>& stacks) {
+  std::vector<torch::CapturedTraceback*> captured;
+  for (const memory_history::Stack* stack : stacks) captured.push_back(stack->frames.get());
+  const torch::SymbolizedTracebacks symbols = torch::symbolize(captured);
+  auto frame_row = [](const std::string& filename, uint64_t line, const std::string& name) {
+    py::dict row;
+    row["filename"] = filename;
+    row["line"] = line;
+    row["name"] = name;
+    return row;
+  };
   std::vector<py::dict> all;  // one object for each frame, however many stacks it is in
-  for (const torch::unwind::Frame& frame : symbols.all_frames) {
-    py::dict& row = all.emplace_back();
-    row["filename"] = frame.filename;
-    row["line"] = frame.lineno;
-    row["name"] = frame.funcname;
-  }
+  for (const torch::unwind::Frame& frame : symbols.all_frames)
+    all.push_back(frame_row(frame.filename, frame.lineno, frame.funcname));
   py::list out;
-  for (const std::vector<uint64_t>& stack : symbols.tracebacks) {
+  for (size_t i = 0; i < stacks.size(); i++) {
     py::list frames;
-    for (const uint64_t frame : stack) frames.append(all[frame]);
+    for (const uint64_t frame : symbols.tracebacks[i]) frames.append(all[frame]);
+    if (frames.empty() && !stacks[i]->node.empty()) frames.append(frame_row("<autograd>", 0, stacks[i]->node));
     out.append(std::move(frames));
   }
   return out;
@@ -59,12 +65,12 @@ py::list frames_of(const std::vector<torch::CapturedTraceback*>& stacks) {
 // {address: frames} of the blocks that are held.
 py::dict held_frames(int device) {
   std::vector<uint64_t> addresses;
-  std::vector<torch::CapturedTraceback*> stacks;
+  std::vector<const memory_history::Stack*> stacks;
   const auto held = memory_history::held(device);
   for (const auto& [address, stack] : held) {
-    if (!stack) continue;
+    if (!stack.frames) continue;
     addresses.push_back(address);
-    stacks.push_back(stack.get());
+    stacks.push_back(&stack);
   }
   const py::list frames = frames_of(stacks);
   py::dict out;
@@ -75,9 +81,9 @@ py::dict held_frames(int device) {
 py::list trace(int device) {
   using Action = memory_history::Entry::Action;
   const auto entries = memory_history::entries(device);
-  std::vector<torch::CapturedTraceback*> stacks;
+  std::vector<const memory_history::Stack*> stacks;
   for (const auto& entry : entries) {
-    if (entry.stack) stacks.push_back(entry.stack.get());
+    if (entry.stack.frames) stacks.push_back(&entry.stack);
   }
   const py::list frames = frames_of(stacks);
   py::list out;
@@ -89,7 +95,7 @@ py::list trace(int device) {
     row["size"] = entry.size;
     row["stream"] = entry.stream;
     row["time_us"] = entry.microseconds;
-    row["frames"] = entry.stack ? py::object(frames[next++]) : py::object(py::list());
+    row["frames"] = entry.stack.frames ? py::object(frames[next++]) : py::object(py::list());
     out.append(std::move(row));
   }
   return out;
