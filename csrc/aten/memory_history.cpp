@@ -99,8 +99,7 @@ class Listener final : public MemoryListener {
     const bool freed = event.action == MemoryEvent::Action::free_requested;
     Stack stack;
     if (alloc && settings.alloc_stacks) stack = stack_here(settings.cpp_stacks);
-    // Whoever frees may hold locks of its own: the GIL is not asked for.
-    if (freed && settings.free_stacks && Py_IsInitialized() && PyGILState_Check()) stack = stack_here(false);
+    if (freed && settings.free_stacks) stack = stack_here(settings.cpp_stacks);
     const auto address = reinterpret_cast<uint64_t>(event.ptr);
     std::lock_guard<std::mutex> lock(history.mutex);
     if (!history.on) return;

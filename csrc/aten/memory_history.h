@@ -1,9 +1,9 @@
 // memory_history.h: who holds a device's memory, and who held it: what `torch.<chip>.memory` records and shows.
 //
 // Contract: an allocator has a listener only while its device's history is on or PyTorch's profiler runs; otherwise an
-// allocation pays one load. Stacks are taken on the thread that allocates, under the GIL, after every lock of the
-// allocator is free; of a free only where the thread holds the GIL already. The history survives being turned off,
-// until it is cleared or turned on again.
+// allocation pays one load. Stacks are taken under the GIL, on the thread that allocates or frees, while no lock of the
+// allocator is held: whoever holds another lock around that must not hold it while waiting for the GIL. The history
+// survives being turned off, until it is cleared or turned on again.
 #pragma once
 #include <memory>
 #include <string>

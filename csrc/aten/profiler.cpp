@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <thread>
 
 #include "runtime.h"
 #include "transfer.h"
@@ -22,8 +23,10 @@ struct Pending {  // an activity whose device time is not known yet
 struct DeviceClock {
   void* base = nullptr;  // an event; all times of the device count from it
   int64_t base_time = 0;
+  bool runs_with_host = false;
   std::deque<Pending> pending;
-  std::vector<void*> spare;  // events
+  std::vector<void*> spare;    // events
+  std::exception_ptr failure;  // that a wait of ours brought to light
 };
 
 std::mutex g_mutex;  // guards what follows
@@ -69,7 +72,8 @@ void resolve(Device& device, DeviceClock& clock, bool wait) noexcept {
       activity.duration = int64_t((device.event_elapsed(clock.base, front.end) - begin) * 1e6 + 0.5);
       clock.spare.push_back(front.begin);
       clock.spare.push_back(front.end);
-    } catch (...) {  // the device failed: its work has no time, and the failure surfaces where the user waits
+    } catch (...) {  // the work failed and has no time
+      if (!device.lost() && !clock.failure) clock.failure = std::current_exception();
       device.event_destroy(front.begin);
       device.event_destroy(front.end);
     }
@@ -93,7 +97,7 @@ uint64_t bytes_of(const uba_tensor& tensor) {
 
 class Recorder final : public Watcher {
  public:
-  void* begin(Device& device, const Work& work) noexcept override {
+  void* begin(Device& device, const Work& work) override {
     if (t_log.busy) return nullptr;
     const int64_t entered = now();
     const int index = index_of(device);
@@ -111,6 +115,7 @@ class Recorder final : public Watcher {
     activity.thread = thread_id();
     activity.call = t_log.frames.empty() ? 0 : t_log.frames.back().call.id;
     activity.correlation = t_log.correlations.empty() ? 0 : t_log.correlations.back();
+    std::exception_ptr failure;
     t_log.busy = true;
     try {
       if (work.kind == Work::Kind::synchronize) {
@@ -130,9 +135,13 @@ class Recorder final : public Watcher {
       } else {
         device.synchronize(work.stream);
       }
-    } catch (...) {  // then without a time
+      std::lock_guard<std::mutex> lock(g_mutex);
+      failure = std::exchange(g_clocks[index].failure, nullptr);
+    } catch (...) {
+      failure = std::current_exception();
     }
     t_log.busy = false;
+    if (failure) std::rethrow_exception(failure);
     activity.submitted = now();
     return &open;
   }
@@ -146,9 +155,14 @@ class Recorder final : public Watcher {
     try {
       if (open.end != nullptr && done) device.event_record(open.end, activity.handle);
       if (open.end == nullptr && !waits && done) {
-        device.synchronize(activity.handle);
         activity.begin = activity.submitted;
-        activity.duration = now() - activity.submitted;
+        try {
+          device.synchronize(activity.handle);
+          activity.duration = now() - activity.submitted;
+        } catch (...) {
+          std::lock_guard<std::mutex> lock(g_mutex);
+          if (!g_clocks[activity.device].failure) g_clocks[activity.device].failure = std::current_exception();
+        }
       }
       std::lock_guard<std::mutex> lock(g_mutex);
       DeviceClock& clock = g_clocks[activity.device];
@@ -196,17 +210,39 @@ int64_t stream_id(DeviceEntry& entry, void* handle) {
   return found == entry.streams.end() ? -1 : int64_t(found - entry.streams.begin());
 }
 
+// Whether the clock of a device's events runs with the host's: by both, as much time has passed since the first of
+// them.
+void compare_clocks(Device& device, DeviceClock& clock) noexcept {
+  constexpr int64_t kEnough = 5'000'000;  // below, what recording an event takes would blur it
+  if (clock.base == nullptr) return;
+  t_log.busy = true;
+  try {
+    if (const int64_t passed = now() - clock.base_time; passed < kEnough)
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kEnough - passed));
+    void* event = take_event(device, clock);
+    clock.spare.push_back(event);
+    device.event_record(event, nullptr);
+    device.event_synchronize(event);
+    const double share = device.event_elapsed(clock.base, event) * 1e6 / double(now() - clock.base_time);
+    clock.runs_with_host = share > 0.8 && share < 1.25;
+  } catch (...) {  // a device that failed: its clock is not trusted
+    clock.runs_with_host = false;
+  }
+  t_log.busy = false;
+}
+
 // Turns what the events said into times of the host's clock, one device's work in the order of submission.
-void place(std::vector<Activity*>& work, int64_t base_time) {
-  // No work can begin before it was submitted: a clock that says so of more than a few does not run with the host's.
-  constexpr int64_t kTolerance = 50'000;
+void place(std::vector<Activity*>& work, const DeviceClock& clock) {
+  // No work can begin before it was submitted: a clock that says so of more than a few cannot be the host's.
+  constexpr int64_t kTolerance = 100'000;
+  const int64_t base_time = clock.base_time;
   size_t timed = 0, too_early = 0;
   for (const Activity* activity : work) {
     if (activity->clock == Clock::host || activity->duration < 0) continue;
     ++timed;
     too_early += base_time + activity->begin + kTolerance < activity->submitted;
   }
-  const bool runs_with_host = too_early * 100 <= timed;
+  const bool runs_with_host = clock.runs_with_host && too_early * 100 <= timed;
   std::map<void*, int64_t> free_from;  // by stream
   for (Activity* activity : work) {
     if (activity->clock == Clock::host) continue;
@@ -268,7 +304,13 @@ Recording Session::stop() {
     stats::g_timing.fetch_and(uint8_t(~stats::kProfiled));
     for_each_open_device([](DeviceEntry& entry) { entry.device->set_watched(false); });
   }
-  for_each_open_device([](DeviceEntry& entry) { resolve(*entry.device, g_clocks[entry.index], true); });
+  for_each_open_device([&](DeviceEntry& entry) {
+    DeviceClock& clock = g_clocks[entry.index];
+    resolve(*entry.device, clock, true);
+    if (clock.failure && !out.failure) out.failure = clock.failure;
+    clock.failure = nullptr;
+    compare_clocks(*entry.device, clock);
+  });
   out.calls.assign(g_calls.begin() + std::ptrdiff_t(first_call_), g_calls.end());
   out.activities.assign(g_activities.begin() + std::ptrdiff_t(first_activity_), g_activities.end());
   std::map<int, std::vector<Activity*>> by_device;
@@ -276,7 +318,7 @@ Recording Session::stop() {
     activity.stream = stream_id(*runtime::g_devices[activity.device].load(), activity.handle);
     if (activity.kind != Work::Kind::synchronize) by_device[activity.device].push_back(&activity);
   }
-  for (auto& [device, work] : by_device) place(work, g_clocks[device].base_time);
+  for (auto& [device, work] : by_device) place(work, g_clocks[device]);
   if (g_open > 0) return out;
   g_calls.clear();
   g_activities.clear();

@@ -9,6 +9,7 @@
 //            measured, begins are the earliest that submission and the stream's order allow
 //   host     the chip has no events: the host waited before and after each piece and timed it
 #pragma once
+#include <exception>
 #include <map>
 #include <string>
 #include <vector>
@@ -58,6 +59,7 @@ struct Recording {
   int64_t began = 0, ended = 0;
   std::vector<Call> calls;
   std::vector<Activity> activities;
+  std::exception_ptr failure;  // of the user's work, which a wait of ours brought to light: it is the user's to know
 };
 
 class Session {

@@ -8,6 +8,7 @@
 #include <libkineto.h>
 #include <output_base.h>
 #include <torch/csrc/profiler/standalone/privateuse1_profiler.h>
+#include <torch/csrc/profiler/stubs/base.h>
 
 #include <set>
 
@@ -68,6 +69,11 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
   void stop() override {
     if (session_) recording_ = session_->stop();
     session_.reset();
+    try {  // Kineto's callers cannot be told, so the user's log is
+      if (recording_.failure) std::rethrow_exception(recording_.failure);
+    } catch (const std::exception& error) {
+      stats::log(3, std::string("while a profile was recorded, work of a device failed: ") + error.what());
+    }
     if (reporting_) memory_history::report_to_pytorch(false);
     reporting_ = false;
     status_ = libkineto::TraceStatus::PROCESSING;
@@ -192,6 +198,64 @@ class TorchFLProfiler final : public libkineto::IActivityProfiler {
 };
 
 REGISTER_PRIVATEUSE1_PROFILER(TorchFLProfiler);
+
+// ------------------------------------------------------------------------------------- without Kineto's activities
+
+// torch.autograd.profiler.profile(use_device=...) puts a mark in the current stream before and after each operator.
+struct Mark {
+  DeviceEntry* entry;
+  void* event;  // NULL on a chip without events: then the host's time, after the stream was waited for
+  int64_t time;
+};
+
+struct Marks final : torch::profiler::impl::ProfilerStubs {
+  using Event = torch::profiler::impl::ProfilerVoidEventStub;
+  bool enabled() const override { return true; }
+  void record(c10::DeviceIndex* device, Event* event, int64_t* cpu_ns) const override {
+    const int index = runtime::current_device();
+    DeviceEntry& entry = runtime::device(index);
+    if (device != nullptr) *device = c10::DeviceIndex(index);
+    guarded([&] {
+      auto mark = std::shared_ptr<Mark>(new Mark{&entry, entry.device->event_create(), 0}, [](Mark* gone) {
+        gone->entry->device->event_destroy(gone->event);
+        delete gone;
+      });
+      entry.device->event_record(mark->event, runtime::current_stream(index));
+      mark->time = profiler::now();
+      *event = std::move(mark);
+    });
+    if (cpu_ns != nullptr) *cpu_ns = profiler::now();
+  }
+  float elapsed(const Event* begin, const Event* end) const override {  // microseconds
+    const auto &from = *static_cast<const Mark*>(begin->get()), &to = *static_cast<const Mark*>(end->get());
+    if (from.event == nullptr || to.event == nullptr) return float(double(to.time - from.time) * 1e-3);
+    return guarded([&] {
+      to.entry->device->event_synchronize(from.event);
+      to.entry->device->event_synchronize(to.event);
+      return float(to.entry->device->event_elapsed(from.event, to.event) * 1e3);
+    });
+  }
+  void mark(const char*) const override {}
+  void rangePush(const char*) const override {}
+  void rangePop() const override {}
+  void onEachDevice(std::function<void(int)> body) const override {
+    const int before = runtime::current_device();
+    for (int i = 0; i < runtime::device_count(); i++) {
+      if (!runtime::device_unopened(i).opened.load()) continue;
+      runtime::set_current_device(i);
+      body(i);
+    }
+    runtime::set_current_device(before);
+  }
+  void synchronize() const override {
+    DeviceEntry& entry = runtime::device_unopened(runtime::current_device());
+    if (entry.opened.load()) entry.synchronize_all();
+  }
+};
+Marks g_marks;
+struct RegisterMarks {
+  RegisterMarks() { torch::profiler::impl::registerPrivateUse1Methods(&g_marks); }
+} g_register_marks;
 
 }  // namespace
 }  // namespace torchfl

@@ -121,6 +121,7 @@ void define_profiler(py::module_& m) {
         {
           py::gil_scoped_release nogil;
           recording = session.stop();
+          if (recording.failure) guarded([&] { std::rethrow_exception(recording.failure); });
         }
         return recording_to_python(recording);
       });

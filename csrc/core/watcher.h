@@ -2,8 +2,9 @@
 //
 // Contract: a Device that is not watched pays nothing: the bit that says so lies in the word that every call reads
 // anyway. A watched one tells its watcher of each piece of work just before and just after the call that submits it, on
-// the thread that submits it. `begin` may call into the device (its events), `end` may too; neither may throw. There is
-// one watcher in a process, which lives as long as it.
+// the thread that submits it. Both may call into the device (its events). `begin` throws only what the user's earlier
+// work failed with, if a wait of the watcher's own brought it to light; `end` does not throw. There is one watcher in a
+// process, which lives as long as it.
 #pragma once
 #include <cstdint>
 
@@ -35,7 +36,7 @@ class Watcher {
  public:
   virtual ~Watcher() = default;
   // What it returns is handed to `end`. NULL: the watcher does not care about this one.
-  virtual void* begin(Device& device, const Work& work) noexcept = 0;
+  virtual void* begin(Device& device, const Work& work) = 0;
   // `done`: the adapter took the work. Otherwise it was refused, or failed.
   virtual void end(Device& device, void* token, bool done) noexcept = 0;
 };

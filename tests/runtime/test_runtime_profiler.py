@@ -30,7 +30,7 @@ def by_category(events):
 @pytest.fixture
 def work(npu):
     """A product, a gelu and an operator of the CPU, whose signatures are decided."""
-    x = torch.randn(64, 64, device=npu)
+    x = torch.randn(32, 32, device=npu)
 
     def run():
         y = x @ x
@@ -61,7 +61,7 @@ def test_kernels_and_copies_have_times_of_the_device(work, tmp_path):
     assert "npu_v3_gelu" in kernels
     assert {"Memcpy DtoH", "Memcpy HtoD"} <= {event["name"] for event in rows["gpu_memcpy"]}
     moved = [e for e in rows["gpu_memcpy"] if e["name"] == "Memcpy HtoD"]
-    assert moved[-1]["args"]["bytes"] == str(64 * 64 * 4)
+    assert moved[-1]["args"]["bytes"] == str(32 * 32 * 4)
     for event in rows["kernel"] + rows["gpu_memcpy"]:
         assert event["pid"] == 0
         assert event["tid"] == 0
@@ -137,7 +137,7 @@ def test_backward_is_seen_on_autograds_thread(npu, tmp_path):
     with profile(activities=BOTH) as prof:
         layer(x).sum().backward()
     rows = by_category(events_of(prof, tmp_path))
-    threads = {e["tid"] for e in rows["privateuse1_runtime"] if e["args"]["path"] == "native"}
+    threads = {e["tid"] for e in rows["privateuse1_runtime"] if e["args"].get("path") == "native"}
     assert len(threads) == 2
     of_backward = [e for e in prof.events() if e.name == "AddmmBackward0"]
     assert of_backward
@@ -381,7 +381,7 @@ def test_threads_are_seen_each_with_its_calls(npu):
     assert set(collections.Counter(call.thread for call in products).values()) == {50}
     row = rows_by_op(prof)["aten::mm"]
     assert row["calls"] == 200
-    kernels = [a for a in prof.activities if a.name == "npu_v3_matmul"]
+    kernels = [a for a in prof.activities if a.kind == "kernel"]
     assert len(kernels) == 200
     assert {a.call for a in kernels} == {call.id for call in products}
 
@@ -417,7 +417,10 @@ def test_the_trace_is_for_perfetto(work, tmp_path):
     assert written["cpu_calls"] == 1
 
 
-@OwnProcess("fpga_profiler")
+on_fpga = OwnProcess("fpga_profiler")
+
+
+@on_fpga
 def test_a_chip_without_events_is_timed_by_the_host():
     torchfl.load("fpga_mm")
     device = torch.device("fpga_mm:0")
@@ -438,17 +441,45 @@ def test_a_lost_device_leaves_its_work_without_a_time():
 import torch, torchfl
 torchfl.load("npu_v3")
 x = torch.randn(64, 64).to("npu_v3:0")
-x @ x
+x.relu()
 prof = torchfl.profiler.profile().start()
 try:
-    for _ in range(200):
-        x @ x
+    for _ in range(20):
+        x.relu()
     torch.npu_v3.synchronize()
 except RuntimeError as error:
-    print("lost" in str(error))
+    print("timed out" in str(error) or "lost" in str(error))
 prof.stop()
-print(any(a.duration < 0 for a in prof.activities), len(prof.rows()) > 0)
-print(len(prof.key_averages().table()) > 0)
+known = [a.duration >= 0 for a in prof.activities if a.kind == "kernel"]
+print(known[-1], len(prof.key_averages().table()) > 0)
 """
-    ran = run_script(code, env={"NPU_SIM_FAULT": "hang:10"})
-    assert ran.code in (0, 1), ran.err
+    ran = run_script(code, env={"NPU_SIM_FAULT": "hang:npu_v3_unary:8", "NPU_SIM_TIMEOUT_MS": "300"})
+    assert ran.out.split() == ["True", "False", "True"], ran.err
+
+
+def test_a_failure_that_only_the_profiler_waited_for_reaches_the_user():
+    code = """
+import torch, torchfl
+torchfl.load("npu_v3")
+x = torch.randn(64, 64).to("npu_v3:0")
+prof = torchfl.profiler.profile().start()
+x.relu()
+prof.stop()
+try:
+    torch.npu_v3.synchronize()
+except RuntimeError as error:
+    print("injected" in str(error))
+"""
+    ran = run_script(code, env={"NPU_SIM_FAULT": "async:npu_v3_unary:1"})
+    assert ran.out.split() == ["True"], ran.err
+
+
+def test_the_older_profiler_has_device_times_of_operators(npu):
+    x = torch.randn(1024, 1024, device=npu)  # it counts whole microseconds
+    x @ x
+    with torch.autograd.profiler.profile(use_device="npu_v3") as prof:
+        x @ x
+        torch.npu_v3.synchronize()
+    rows = {row.key: row for row in prof.key_averages()}
+    assert rows["aten::mm"].self_device_time_total > 0
+    assert rows["aten::matmul"].device_time_total >= rows["aten::mm"].device_time_total
