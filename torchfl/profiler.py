@@ -228,8 +228,8 @@ class profile:
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each operator, path, kernel, reason and device, by self CPU time; plain data for `json`.
 
-        Keys: op, path (native, composed, custom, cpu, transfer, composite), kernel, reason, device, calls,
-        self_cpu_time_total, cpu_time_total, dispatch_time_total, device_time_total (microseconds), self_cpu_percent,
+        Keys: op, path (native, composed, custom, cpu, transfer, composite), kernel, kernels (all work that it gave to
+        the device, by name), reason, device, calls, self_cpu_time_total, cpu_time_total, dispatch_time_total, device_time_total (microseconds), self_cpu_percent,
         device_percent (of all rows), host_bytes.
         """
         if self._rows is None:
@@ -238,8 +238,11 @@ class profile:
 
     def _summarise(self) -> list[dict[str, Any]]:
         device_time: dict[int, int] = {}
+        kernels: dict[int, list[str]] = {}
         for activity in self.activities:
             device_time[activity.call] = device_time.get(activity.call, 0) + max(activity.duration, 0)
+            if activity.kind != "synchronize":
+                kernels.setdefault(activity.call, []).append(activity.name)
         rows: dict[tuple[str, ...], dict[str, Any]] = {}
 
         def row(op: str, path: str, target: str, reason: str, device: str) -> dict[str, Any]:
@@ -249,6 +252,7 @@ class profile:
                     "op": op,
                     "path": path,
                     "kernel": "" if target == path else target,
+                    "kernels": [],
                     "reason": reason,
                     "device": device,
                     "calls": 0,
@@ -270,6 +274,7 @@ class profile:
             at["dispatch_time_total"] += dispatch_time(call) * 1e-3
             at["device_time_total"] += device_time.pop(call.id, 0) * 1e-3
             at["host_bytes"] += call.host_bytes
+            at["kernels"] = list(dict.fromkeys([*at["kernels"], *kernels.get(call.id, ())]))
         # Work of no recorded call: storage that is resized, calls that began before the profile did.
         for activity in self.activities:
             if activity.call in device_time and activity.kind != "synchronize":
@@ -443,6 +448,11 @@ def _bytes_text(count: int) -> str:
     return size(count) if count else "-"
 
 
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = len(names) - most
+    return " ".join(names[:most]) + (f" +{more}" if more > 0 else "") or "-"
+
+
 def _table(rows: list[dict[str, Any]], prof: profile, row_limit: int, width: int, header: str | None) -> str:
     formats: dict[str, Callable[[Any], str]] = {
         "calls": lambda v: f"{v:,}",
@@ -455,6 +465,8 @@ def _table(rows: list[dict[str, Any]], prof: profile, row_limit: int, width: int
     def cell(row: dict[str, Any], key: str) -> str:
         if row["path"] == "composite" and key not in ("op", "path", "calls", "device", "reason"):
             return "-"
+        if key == "kernel" and row["path"] == "composed":
+            return _listed(row["kernels"])
         text = formats[key](row[key]) if key in formats else str(row[key]) or "-"
         return text if len(text) <= width or key == "reason" else text[: width - 3] + "..."
 

@@ -146,9 +146,13 @@ Listener g_listeners[kMaxDevices];
 
 // Has a device's allocator listened to exactly if somebody wants it.
 void listen(DeviceEntry& entry) {
+  static std::mutex mutex;  // two who change it must not overtake each other
+  std::lock_guard<std::mutex> lock(mutex);
   Listener& listener = g_listeners[entry.index];
-  listener.index = entry.index;
-  listener.entry = &entry;
+  if (listener.entry == nullptr) {
+    listener.index = entry.index;
+    listener.entry = &entry;
+  }
   const bool wanted = g_reporting.load() > 0 || recording(entry.index);
   entry.allocator->set_listener(wanted ? &listener : nullptr);
 }
