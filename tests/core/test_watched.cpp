@@ -100,9 +100,9 @@ TEST(a_watched_device_tells_of_each_piece_of_work_and_an_unwatched_one_of_none) 
   device->copy(nullptr, memory, host, 512, UBA_HOST_TO_DEVICE);
   device->copy(nullptr, memory, nullptr, 0, UBA_HOST_TO_DEVICE);  // nothing to do is no work
   device->synchronize(nullptr);
-  const std::vector<std::string> wanted = {"begin npu_v3_add 0", "end done",        "begin npu_v3_mul 0",
-                                           "end refused",        "begin Memset 512", "end done",
-                                           "begin Memcpy HtoD 512", "end done",     "begin synchronize 0", "end done"};
+  const std::vector<std::string> wanted = {"begin npu_v3_add 0",  "end done", "begin npu_v3_mul 0",    "end refused",
+                                           "begin Memset 512",    "end done", "begin Memcpy HtoD 512", "end done",
+                                           "begin synchronize 0", "end done"};
   CHECK(taken() == wanted);
   device->set_watched(false);
   device->synchronize(nullptr);
