@@ -229,8 +229,8 @@ class profile:
         """One dict for each operator, path, kernel, reason and device, by self CPU time; plain data for `json`.
 
         Keys: op, path (native, composed, custom, cpu, transfer, composite), kernel, kernels (all work that it gave to
-        the device, by name), reason, device, calls, self_cpu_time_total, cpu_time_total, dispatch_time_total, device_time_total (microseconds), self_cpu_percent,
-        device_percent (of all rows), host_bytes.
+        the device, by name), reason, device, calls, self_cpu_time_total, cpu_time_total, dispatch_time_total,
+        device_time_total (microseconds), self_cpu_percent, device_percent (of all rows), host_bytes.
         """
         if self._rows is None:
             self._rows = sorted_rows(self._summarise(), "self_cpu_time_total")
@@ -264,13 +264,16 @@ class profile:
                 }
             return rows[key]
 
+        costs: dict[int, int] = {}  # of the recording, in parts of a call
         for call in self.calls:
             at = row(call.op, call.path, call.target, call.reason, call.device)
             at["calls"] += 1
-            # The recording's own time is not the operator's.
+            # The recording's own time is not the operator's. Calls come in the order of their ends: parts first.
             cost = call.observed - call.submitting - call.waiting
             at["self_cpu_time_total"] += max(call.begin - call.entered + call.self_time - cost, 0) * 1e-3
-            at["cpu_time_total"] += (call.end - call.entered) * 1e-3
+            cost += costs.pop(call.id, 0)
+            costs[call.parent] = costs.get(call.parent, 0) + cost
+            at["cpu_time_total"] += max(call.end - call.entered - cost, 0) * 1e-3
             at["dispatch_time_total"] += dispatch_time(call) * 1e-3
             at["device_time_total"] += device_time.pop(call.id, 0) * 1e-3
             at["host_bytes"] += call.host_bytes

@@ -2,7 +2,20 @@
 
 import pytest
 
-COMMANDS = ["validate", "show", "schema", "devices", "new", "build", "run", "explain", "memory", "doctor", "check", "sdk-env"]
+COMMANDS = [
+    "validate",
+    "show",
+    "schema",
+    "devices",
+    "new",
+    "build",
+    "run",
+    "explain",
+    "memory",
+    "doctor",
+    "check",
+    "sdk-env",
+]
 WITH_JSON = ["validate", "show", "devices", "build", "explain", "memory", "doctor", "check", "sdk-env"]
 
 

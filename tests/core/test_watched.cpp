@@ -144,8 +144,8 @@ TEST(a_lost_or_forked_device_stays_so_when_it_is_watched) {
 TEST(events_of_memory_can_be_replayed) {
   Fake chip;
   auto device = chip.device();
+  History history;  // outlives who tells it
   CachingAllocator memory(device.get(), 256);
-  History history;
   Block* before = memory.allocate(1000, nullptr);
   memory.set_listener(&history);
   Block* block = memory.allocate(3 * MiB, nullptr);
@@ -167,8 +167,8 @@ TEST(events_of_memory_can_be_replayed) {
 TEST(a_block_of_two_streams_is_completed_when_both_have_passed) {
   Fake chip;
   auto device = chip.device();
+  History history;  // outlives who tells it
   CachingAllocator memory(device.get(), 256);
-  History history;
   memory.set_listener(&history);
   void* other = fake::stream(1);
   Block* block = memory.allocate(4096, nullptr);
@@ -187,8 +187,8 @@ TEST(a_block_of_two_streams_is_completed_when_both_have_passed) {
 TEST(threads_leave_a_history_that_can_be_replayed) {
   Fake chip;
   auto device = chip.device();
+  History history;  // outlives who tells it
   CachingAllocator memory(device.get(), 256);
-  History history;
   memory.set_listener(&history);
   auto work = [&](unsigned seed) {
     std::vector<Block*> held;
