@@ -178,8 +178,9 @@ std::string place_of(const torch::SymbolizedTracebacks& symbols, size_t i, const
   for (const uint64_t frame : symbols.tracebacks.at(i)) {
     const torch::unwind::Frame& at = symbols.all_frames.at(frame);
     if (first == nullptr) first = &at;
-    if (at.filename.find("/torch/") != std::string::npos || at.filename.find("/torchfl/") != std::string::npos)
-      continue;
+    const std::string& file = at.filename;
+    const bool python = file.size() > 3 && (file.compare(file.size() - 3, 3, ".py") == 0 || file[0] == '<');
+    if (!python || file.find("/torch/") != std::string::npos || file.find("/torchfl/") != std::string::npos) continue;
     first = &at;
     break;
   }

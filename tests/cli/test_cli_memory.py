@@ -104,6 +104,9 @@ def test_places_are_in_the_users_code():
     assert page.place_of([frame("forward", 5, torch_file), frame("step", 7)]) == "/home/me/train.py:7 in step"
     assert page.place_of([frame("forward", 5, torch_file)]) == f"{torch_file}:5 in forward"
     assert page.place_of([frame("AddmmBackward0", 0, "<autograd>")]) == "backward: AddmmBackward0"
+    native = [frame("malloc", 0, "??"), frame("allocate", 3, "/src/allocator.cpp")]
+    assert page.place_of([*native, frame("step", 7)]) == "/home/me/train.py:7 in step"
+    assert page.place_of([*native, frame("<module>", 1, "<stdin>")]) == "<stdin>:1 in <module>"
     assert page.place_of([]) == page.UNKNOWN
 
 

@@ -20,13 +20,19 @@ COLUMNS, BLOCKS, SEGMENTS = 480, 20, 24
 BEFORE, UNKNOWN, OTHERS = "before the recording", "no Python stack", "others"
 
 _LIBRARIES = ("/torch/", "/torchfl/", "<frozen ", "/runpy.py")
+#: Frames of C++ code, where stacks have them; "??" is what could not be looked up.
+_NATIVE = ("??", ".cpp", ".cc", ".c", ".h", ".hpp", ".S")
 
 
 def place_of(frames: Sequence[dict[str, Any]]) -> str:
     """Where an allocation was asked for."""
     if not frames:
         return UNKNOWN
-    own = [f for f in frames if not any(part in f["filename"] for part in _LIBRARIES)]
+    own = [
+        f
+        for f in frames
+        if not any(part in f["filename"] for part in _LIBRARIES) and not f["filename"].endswith(_NATIVE)
+    ]
     return _frame_text((own or list(frames))[0])
 
 
