@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from torchfl import profiler as profiler
     from torchfl._engine import (
         LoadedChip,
         chips,
@@ -52,6 +53,7 @@ __all__ = [
     "load",
     "load_hcd",
     "load_uba",
+    "profiler",
     "register_fallback",
     "reset_stats",
     "shutdown",
@@ -71,6 +73,9 @@ _HOME = {
     "get_include": "torchfl._paths",
 }
 
+#: Modules of the package that are there without an import of their own.
+_MODULES = ("profiler",)
+
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first asked for, so that `import torchfl` stays cheap."""
@@ -78,6 +83,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torchfl' has no attribute {name!r}")
     import importlib
 
+    if name in _MODULES:
+        return importlib.import_module(f"torchfl.{name}")
     value = getattr(importlib.import_module(_HOME.get(name, "torchfl._engine")), name)
     globals()[name] = value
     return value

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchfl._memory import MemoryModule
 from torchfl.errors import LoadError
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class DeviceModule(ModuleType):
                 self.prev_idx = -1
 
         self.Stream, self.Event, self.device, self.device_of = Stream, Event, device, device_of
+        self.memory = MemoryModule(self)
+        sys.modules[self.memory.__name__] = self.memory
 
     # ------------------------------------------------------------------ devices
 

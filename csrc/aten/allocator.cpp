@@ -6,6 +6,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "kept.h"
+#include "memory_history.h"
 #include "runtime.h"
 
 namespace torchfl {
@@ -14,6 +15,11 @@ namespace {
 void release_block(void* context) {
   auto* block = static_cast<CachingAllocator::Block*>(context);
   static_cast<CachingAllocator*>(block->owner)->release(block);
+}
+
+// With who holds the memory, where its history is on.
+[[noreturn]] void throw_out_of_memory(DeviceEntry& entry, size_t bytes, const Error& error) {
+  throw Error(error.kind, error.what() + memory_history::out_of_memory(entry, bytes), error.sdk_code);
 }
 
 using c10::CachingAllocator::StatType;
@@ -36,9 +42,15 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
       try {
         return entry.allocator->allocate(bytes, runtime::current_stream(index));
       } catch (const Error& error) {
+        if (error.kind != ErrorKind::out_of_memory) throw;
         // What was only kept in case it is needed again goes first.
-        if (error.kind != ErrorKind::out_of_memory || !drop_kept(index)) throw;
-        return entry.allocator->allocate(bytes, runtime::current_stream(index));
+        if (!drop_kept(index)) throw_out_of_memory(entry, bytes, error);
+        try {
+          return entry.allocator->allocate(bytes, runtime::current_stream(index));
+        } catch (const Error& again) {
+          if (again.kind != ErrorKind::out_of_memory) throw;
+          throw_out_of_memory(entry, bytes, again);
+        }
       }
     });
     block->owner = entry.allocator.get();

@@ -371,7 +371,7 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
                 ": a kernel refused in the middle of a program "
                 "that changes its arguments: ",
                 take_sdk_message().text);
-    plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
+    timer.take_back();
     return false;
   }
 

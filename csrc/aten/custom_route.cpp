@@ -308,7 +308,7 @@ bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     const c10::DeviceGuard on_device(c10::Device(kDevice, c10::DeviceIndex(plan.device)));
     const at::NoGradGuard no_grad;
     if (!call(plan.function, served_form(op), given, plan.device, &returned)) {
-      plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
+      timer.take_back();
       return false;
     }
   }

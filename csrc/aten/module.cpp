@@ -7,6 +7,7 @@
 
 #include "aten_handlers.h"
 #include "autocast.h"
+#include "autograd_threads.h"
 #include "device_names.h"
 #include "hooks.h"
 #include "kept.h"
@@ -199,6 +200,7 @@ py::dict add_chip(const py::dict& lowered, const std::string& library, const std
   }
   register_hooks();
   register_routes();
+  give_devices_autograd_threads();
   return chip_info(entry);
 }
 
@@ -390,6 +392,7 @@ void raise_unsupported(const std::string& text) {
 PYBIND11_MODULE(_C, m) {
   define_composer(m);
   define_custom(m);
+  define_profiler(m);
   stats::set_raise(&raise_unsupported);
   m.def("kernel_names", [](int index) { return runtime::device_unopened(index).chip->adapter->kernel_names(); });
   m.def("finish_autograd", &finish_autograd, py::call_guard<py::gil_scoped_release>());
@@ -446,7 +449,11 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("stats", &stats_rows, py::arg("whole") = false, py::arg("off_chip") = false);
   m.def("reset_stats", &stats::reset);
-  m.def("set_timing", [](bool on) { return stats::g_timing.exchange(on); });
+  m.def("set_timing", [](bool on) {
+    const uint8_t before =
+        on ? stats::g_timing.fetch_or(stats::kTimed) : stats::g_timing.fetch_and(uint8_t(~stats::kTimed));
+    return (before & stats::kTimed) != 0;
+  });
   m.def("transfers", &transfers);
   m.def("set_debug_lines", &stats::set_debug_lines);
   m.def("set_log", [](py::object callback) {

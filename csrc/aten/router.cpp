@@ -320,6 +320,7 @@ void run_elsewhere(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     forbid_leaving(plan, op, *stack, "on the CPU");
   if (plan.kind == Plan::Kind::composite) {
     plan.counters->calls.fetch_add(1, std::memory_order_relaxed);
+    if (C10_UNLIKELY(stats::g_timing.load(std::memory_order_relaxed) != 0)) profiler::taken_apart();
     if (op.own_composite != nullptr) {
       op.own_composite->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
     } else {
@@ -455,6 +456,7 @@ void decide_and_run(OpState& op, torch::jit::Stack* stack, at::ArrayRef<c10::IVa
 }  // namespace
 
 void route(OpState& op, torch::jit::Stack* stack) {
+  const profiler::Entry entry;
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
   Signature signature;
   read_signature(op, args, signature);
@@ -549,13 +551,17 @@ uint64_t now() {
 }  // namespace
 
 void Timer::start() {
-  runtime::device(index_).synchronize(runtime::current_stream(index_));
-  running_ = true;
-  began_ = now();
+  observed_ = stats::g_timing.load(std::memory_order_relaxed);
+  if ((observed_ & stats::kTimed) != 0) {
+    runtime::device(index_).synchronize(runtime::current_stream(index_));
+    began_ = now();
+  }
+  if ((observed_ & stats::kProfiled) != 0) profiler::begin_call(index_);
 }
 
 void Timer::stop() noexcept {
-  if (counters_ == nullptr) return;
+  if ((observed_ & stats::kProfiled) != 0) profiler::end_call(counters_);
+  if (counters_ == nullptr || (observed_ & stats::kTimed) == 0) return;
   try {
     runtime::device(index_).synchronize(runtime::current_stream(index_));
   } catch (...) {

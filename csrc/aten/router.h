@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "profiler.h"
 #include "runtime.h"
 #include "stats.h"
 
@@ -74,21 +75,26 @@ Explanation explain(OpState& op, torch::jit::Stack stack, int index);
 
 void forget_plans();  // every thread's, at its next call
 
-// Counts (and, while timing, times) a call that needs no decision.
+// Counts (and, while somebody looks, times) a call that needs no decision.
 OpCounters& begin_builtin(std::atomic<OpCounters*>* cache, int index, const char* op, const char* target);
 class Timer {
  public:
   Timer(OpCounters& counters, int index) : Timer(index) { count(counters); }
   // What the call is to be counted as shows only afterwards: `count` tells. A call that raises before is not counted.
   explicit Timer(int index) : index_(index) {
-    if (C10_UNLIKELY(stats::g_timing.load(std::memory_order_relaxed))) start();
+    if (C10_UNLIKELY(stats::g_timing.load(std::memory_order_relaxed) != 0)) start();
   }
   void count(OpCounters& counters) {
     counters_ = &counters;
     counters.calls.fetch_add(1, std::memory_order_relaxed);
   }
+  // The call came to nothing: a kernel refused it.
+  void take_back() {
+    counters_->calls.fetch_sub(1, std::memory_order_relaxed);
+    counters_ = nullptr;
+  }
   ~Timer() {
-    if (C10_UNLIKELY(running_)) stop();
+    if (C10_UNLIKELY(observed_ != 0)) stop();
   }
   Timer(const Timer&) = delete;
 
@@ -97,7 +103,7 @@ class Timer {
   void stop() noexcept;
   OpCounters* counters_ = nullptr;
   int index_;
-  bool running_ = false;
+  uint8_t observed_ = 0;  // stats::kTimed, stats::kProfiled
   uint64_t began_ = 0;
 };
 template <class F>

@@ -176,7 +176,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   if (C10_UNLIKELY(plan.kind == Plan::Kind::handler)) {
     note_written_arguments(op, *stack, base);
     if (run_handler(plan, op, stack, base, prepared)) return true;
-    plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
+    timer.take_back();
     return false;
   }
   for (uba_value& value : values) {
@@ -237,7 +237,7 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
     });
   }
   if (C10_UNLIKELY(status == UBA_NOT_SUPPORTED)) {
-    plan.counters->calls.fetch_sub(1, std::memory_order_relaxed);
+    timer.take_back();
     return false;
   }
 

@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "memory_history.h"
+#include "profiler.h"
 #include "stats.h"
 
 namespace torchfl {
@@ -105,6 +107,8 @@ void DeviceEntry::open() {
   });
   runtime::g_any_opened.store(true);
   opened.store(true, std::memory_order_release);
+  profiler::device_opened(*this);
+  memory_history::device_opened(*this);
 }
 
 void* DeviceEntry::stream_handle(c10::StreamId id) {

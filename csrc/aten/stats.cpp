@@ -11,7 +11,7 @@
 
 namespace torchfl::stats {
 
-std::atomic<bool> g_timing{false};
+std::atomic<uint8_t> g_timing{0};
 std::atomic<bool> g_strict{[] {
   const char* value = std::getenv("TORCHFL_STRICT");
   return value != nullptr && *value != '\0' && *value != '0';

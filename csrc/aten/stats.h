@@ -25,7 +25,9 @@ struct OpCounters {
 
 namespace stats {
 
-extern std::atomic<bool> g_timing;
+// Who looks at every call: `timing`, and sessions of the profiler (profiler.h). 0: nobody.
+constexpr uint8_t kTimed = 1, kProfiled = 2;
+extern std::atomic<uint8_t> g_timing;
 // The counters of this combination; `created` tells that nobody asked before (time for the one log line).
 OpCounters& counters(const std::string& device, const std::string& op, const std::string& path,
                      const std::string& target, const std::string& reason, bool* created = nullptr);

@@ -91,6 +91,11 @@ struct CachingAllocator::Impl {
   std::atomic<uint32_t> waiting_count{0};
   std::atomic<bool> has_kept_error{false};
   std::atomic<uint64_t> limit{0};
+  std::atomic<MemoryListener*> listener{nullptr};
+
+  void tell(const MemoryEvent& event) noexcept {
+    if (MemoryListener* who = listener.load(std::memory_order_acquire)) who->happened(event);
+  }
 };
 
 // ---------------------------------------------------------------------------------------------- allocation
@@ -119,11 +124,15 @@ CachingAllocator::Block* CachingAllocator::allocate(size_t bytes, void* stream) 
   const size_t granule = impl_->granule;
   const size_t size =
       (granule & (granule - 1)) == 0 ? (bytes + granule - 1) & ~(granule - 1) : round_up(bytes, granule);
+  Block* block;
   {
     std::lock_guard<SpinLock> lock(impl_->spin);
-    if (Block* block = impl_->pool.take(size, bytes, stream)) return block;
+    block = impl_->pool.take(size, bytes, stream);
   }
-  return impl_->allocate_slow(size, bytes, stream);
+  if (__builtin_expect(block == nullptr, 0)) block = impl_->allocate_slow(size, bytes, stream);
+  if (__builtin_expect(impl_->listener.load(std::memory_order_relaxed) != nullptr, 0))
+    impl_->tell({MemoryEvent::Action::alloc, block->ptr, block->size, bytes, stream});
+  return block;
 }
 
 size_t CachingAllocator::Impl::segment_size_for(size_t size) const {
@@ -184,6 +193,7 @@ CachingAllocator::Block* CachingAllocator::Impl::allocate_slow(size_t size, size
     device->free(base);
     throw Error(ErrorKind::internal, device->label() + text + device->adapter()->path());
   }
+  tell({MemoryEvent::Action::segment_alloc, base, segment_size, 0, stream});
   std::lock_guard<SpinLock> lock(spin);
   return pool.add_segment(base, segment_size, size, bytes, stream);
 }
@@ -237,7 +247,12 @@ void CachingAllocator::Impl::throw_out_of_memory(size_t bytes, size_t segment_si
 void CachingAllocator::release(Block* block) noexcept {
   // In a forked child another thread may have held the lock at the fork, and the memory is the parent's anyway.
   if (block == nullptr || device_->forked()) return;
-  if (__builtin_expect(!block->used_by.empty(), 0)) return impl_->release_after_events(block);
+  const bool in_use = !block->used_by.empty();
+  if (__builtin_expect(impl_->listener.load(std::memory_order_relaxed) != nullptr, 0)) {
+    impl_->tell({MemoryEvent::Action::free_requested, block->ptr, block->size, 0, block->stream});
+    if (!in_use) impl_->tell({MemoryEvent::Action::free_completed, block->ptr, block->size, 0, block->stream});
+  }
+  if (__builtin_expect(in_use, 0)) return impl_->release_after_events(block);
   std::lock_guard<SpinLock> lock(impl_->spin);
   impl_->pool.end_use(block);
   impl_->pool.make_free(block);
@@ -253,6 +268,9 @@ void CachingAllocator::record_stream(Block* block, void* stream) {
 }
 
 void CachingAllocator::Impl::one_event_passed(Block* block) noexcept {
+  // All its events are counted down under `events`, so nobody else reaches zero between the two looks.
+  if (block->pending_events == 1)
+    tell({MemoryEvent::Action::free_completed, block->ptr, block->size, 0, block->stream});
   std::lock_guard<SpinLock> lock(spin);
   if (--block->pending_events == 0) pool.make_free(block);
 }
@@ -368,6 +386,7 @@ void CachingAllocator::Impl::free_cached() {
   }
   int64_t freed = 0;
   for (const auto& segment : segments) {
+    tell({MemoryEvent::Action::segment_free, segment->base, segment->size, 0, segment->pool->stream});
     try {
       device->free(segment->base);
       ++freed;
@@ -392,6 +411,8 @@ void CachingAllocator::empty_cache() {
 }
 
 void CachingAllocator::set_limit(uint64_t bytes) { impl_->limit.store(bytes); }
+
+void CachingAllocator::set_listener(MemoryListener* listener) { impl_->listener.store(listener); }
 
 // ---------------------------------------------------------------------------------------------- statistics
 

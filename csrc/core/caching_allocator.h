@@ -32,6 +32,30 @@ struct MemoryStats {
   int64_t num_alloc_retries = 0, num_ooms = 0, num_device_alloc = 0, num_device_free = 0, num_sync_all_streams = 0;
 };
 
+// What happened to memory, in an order in which it can be replayed for each address.
+struct MemoryEvent {
+  enum class Action : uint8_t {
+    alloc,           // a block, for a tensor
+    free_requested,  // the tensor is gone; other streams may still use the block
+    free_completed,  // the block can be handed out again
+    segment_alloc,   // memory from the device
+    segment_free,    // and back
+  };
+  Action action = Action::alloc;
+  void* ptr = nullptr;
+  size_t size = 0;       // rounded, as the statistics count it
+  size_t requested = 0;  // alloc: as asked
+  void* stream = nullptr;
+};
+
+// Is told of every MemoryEvent, on the thread that caused it. Of segments it is told while a lock of the allocator is
+// held: it must not call back then. `alloc` comes before the caller has the block, the others before anybody else can.
+class MemoryListener {
+ public:
+  virtual ~MemoryListener() = default;
+  virtual void happened(const MemoryEvent& event) noexcept = 0;
+};
+
 class CachingAllocator {
  public:
   struct Block {
@@ -67,6 +91,8 @@ class CachingAllocator {
   void empty_cache();              // synchronises, then frees every segment that is wholly free
   void set_limit(uint64_t bytes);  // 0 = no limit (memory fraction)
   size_t alignment() const { return alignment_; }
+  // NULL: nobody listens, which costs each call one load. A listener lives as long as the process.
+  void set_listener(MemoryListener* listener);
 
   MemoryStats stats() const;
   void reset_peak();

@@ -10,9 +10,6 @@
 namespace torchfl {
 namespace {
 
-constexpr int kLost = 1;
-constexpr int kForked = 2;
-
 constexpr const char* kLostAdvice =
     "The device stays unusable in this process: create a new process to use it again; other devices of this process "
     "are unaffected";
@@ -44,7 +41,58 @@ ErrorKind kind_of(uba_status status) {
   }
 }
 
+std::atomic<Watcher*> g_watcher{nullptr};
+
+const char* copy_name(int32_t direction) {
+  switch (direction) {
+    case UBA_HOST_TO_DEVICE:
+      return "Memcpy HtoD";
+    case UBA_DEVICE_TO_HOST:
+      return "Memcpy DtoH";
+    default:
+      return "Memcpy DtoD";
+  }
+}
+
 }  // namespace
+
+void Device::set_watcher(Watcher* watcher) { g_watcher.store(watcher); }
+
+// Tells the watcher, if there is one for this device, that work begins and how it ended.
+class Device::Watched {
+ public:
+  Watched(Device& device, const Work& work) : device_(device) {
+    if (__builtin_expect((device.state_.load(std::memory_order_relaxed) & kWatched) == 0, 1)) return;
+    watcher_ = g_watcher.load();
+    if (watcher_ != nullptr) token_ = watcher_->begin(device, work);
+  }
+  ~Watched() {
+    if (__builtin_expect(token_ != nullptr, 0)) watcher_->end(device_, token_, done);
+  }
+  Watched(const Watched&) = delete;
+  bool done = false;
+
+ private:
+  Device& device_;
+  Watcher* watcher_ = nullptr;
+  void* token_ = nullptr;
+};
+
+uba_status Device::run_watched(uba_kernel_fn fn, const uba_call& call, int64_t tag, const char* kernel_name) {
+  ready();
+  Watched watched(*this, {Work::Kind::kernel, kernel_name, call.stream, 0, 0});
+  uba_status status = fn(handle_, &call, tag);
+  if (uint32_t(status) > uint32_t(UBA_NOT_SUPPORTED)) raise(status, kernel_name);
+  watched.done = status == UBA_OK;
+  return status;
+}
+
+void Device::program_run(void* compiled, const uba_run& run, const char* name) {
+  ready();
+  Watched watched(*this, {Work::Kind::program, name, run.stream, 0, 0});
+  check(api_.program_run(handle_, compiled, &run), "program_run");
+  watched.done = true;
+}
 
 Device::Device(std::shared_ptr<Adapter> adapter, int32_t adapter_index, std::string label)
     : adapter_(std::move(adapter)),
@@ -68,7 +116,7 @@ Device::~Device() { close(); }
 
 void Device::close() noexcept {
   // A lost device is not touched again; a forked child must not close what its parent uses.
-  if (state_.load() == 0 && adapter_->table()->close != nullptr) adapter_->table()->close(handle_);
+  if ((state_.load() & kDown) == 0 && adapter_->table()->close != nullptr) adapter_->table()->close(handle_);
 }
 
 void* Device::alloc(uint64_t bytes) {
@@ -91,17 +139,25 @@ void Device::free(void* ptr) {
 
 void Device::copy(void* stream, void* dst, const void* src, uint64_t bytes, int32_t direction) {
   ready();
-  if (bytes != 0) check(api_.copy(handle_, stream, dst, src, bytes, direction), "copy");
+  if (bytes == 0) return;
+  Watched watched(*this, {Work::Kind::copy, copy_name(direction), stream, bytes, direction});
+  check(api_.copy(handle_, stream, dst, src, bytes, direction), "copy");
+  watched.done = true;
 }
 
 void Device::fill(void* stream, void* dst, uint64_t bytes, int32_t value) {
   ready();
-  if (bytes != 0) check(api_.fill(handle_, stream, dst, bytes, value), "fill");
+  if (bytes == 0) return;
+  Watched watched(*this, {Work::Kind::fill, "Memset", stream, bytes, 0});
+  check(api_.fill(handle_, stream, dst, bytes, value), "fill");
+  watched.done = true;
 }
 
 void Device::synchronize(void* stream) {
   ready();
+  Watched watched(*this, {Work::Kind::synchronize, "synchronize", stream, 0, 0});
   check(api_.synchronize(handle_, stream), "synchronize");
+  watched.done = true;
 }
 
 // UBA_NOT_SUPPORTED is an answer, not a failure; its message must not be taken for that of a later failure.
@@ -116,12 +172,16 @@ bool Device::supported(uba_status status, const char* function) {
 
 bool Device::copy_nd(void* stream, const uba_tensor& dst, const uba_tensor& src) {
   ready();
-  return api_.copy_nd != nullptr && supported(api_.copy_nd(handle_, stream, &dst, &src), "copy_nd");
+  if (api_.copy_nd == nullptr) return false;
+  Watched watched(*this, {Work::Kind::copy, "copy_nd", stream, 0, UBA_DEVICE_TO_DEVICE, nullptr, &dst});
+  return watched.done = supported(api_.copy_nd(handle_, stream, &dst, &src), "copy_nd");
 }
 
 bool Device::fill_nd(void* stream, const uba_tensor& dst, const uba_value& value) {
   ready();
-  return api_.fill_nd != nullptr && supported(api_.fill_nd(handle_, stream, &dst, &value), "fill_nd");
+  if (api_.fill_nd == nullptr) return false;
+  Watched watched(*this, {Work::Kind::fill, "fill_nd", stream, 0, 0, nullptr, &dst});
+  return watched.done = supported(api_.fill_nd(handle_, stream, &dst, &value), "fill_nd");
 }
 
 bool Device::peer_copy(void* stream, void* dst, const Device& src_device, const void* src, uint64_t bytes) {
@@ -129,7 +189,8 @@ bool Device::peer_copy(void* stream, void* dst, const Device& src_device, const 
   src_device.ready();
   if (api_.peer_copy == nullptr || src_device.adapter_ != adapter_) return false;
   if (bytes == 0) return true;
-  return supported(api_.peer_copy(handle_, stream, dst, src_device.handle_, src, bytes), "peer_copy");
+  Watched watched(*this, {Work::Kind::copy, "Memcpy PtoP", stream, bytes, UBA_DEVICE_TO_DEVICE, &src_device});
+  return watched.done = supported(api_.peer_copy(handle_, stream, dst, src_device.handle_, src, bytes), "peer_copy");
 }
 
 void* Device::stream_create(int32_t priority) {
@@ -171,7 +232,7 @@ void* Device::event_create() {
 }
 
 void Device::event_destroy(void* event) noexcept {
-  if (event == nullptr || !has_events() || state_.load(std::memory_order_relaxed) != 0) return;
+  if (event == nullptr || !has_events() || (state_.load(std::memory_order_relaxed) & kDown) != 0) return;
   if (api_.event_destroy(handle_, event) != UBA_OK) take_sdk_message();
 }
 
@@ -218,7 +279,7 @@ void* Device::program_compile(const uba_program& program) {
 
 void Device::program_release(void* compiled) noexcept {
   // A lost device has nothing to give back, and in a forked child nothing of it is ours.
-  if (state_.load() == 0) (void)api_.program_release(handle_, compiled);
+  if ((state_.load() & kDown) == 0) (void)api_.program_release(handle_, compiled);
 }
 
 bool Device::can_map_host() const { return api_.map_host != nullptr; }

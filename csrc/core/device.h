@@ -4,6 +4,7 @@
 // UBA_DEVICE_LOST poisons this device: every later call on it throws Error(device_lost) at once, with the first
 // cause, and nothing more reaches the adapter; other devices go on. In a forked child every call throws.
 // Optional functions are given their default here, so callers need no NULL checks. No locks on the call path.
+// A profiler sees the work through a Watcher (watcher.h).
 #pragma once
 #include <atomic>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <string>
 
 #include "adapter.h"
+#include "watcher.h"
 
 namespace torchfl {
 
@@ -60,7 +62,8 @@ class Device {
   // Runs a kernel. UBA_OK and UBA_NOT_SUPPORTED are returned (with NOT_SUPPORTED the reason is in
   // take_sdk_message()); everything else throws. Inline-fast: one atomic load, one call.
   uba_status run(uba_kernel_fn fn, const uba_call& call, int64_t tag, const char* kernel_name) {
-    if (__builtin_expect(state_.load(std::memory_order_relaxed) != 0, 0)) refuse();
+    if (__builtin_expect(state_.load(std::memory_order_relaxed) != 0, 0))
+      return run_watched(fn, call, tag, kernel_name);
     uba_status status = fn(handle_, &call, tag);
     // Unsigned, so that a negative status (which does not exist) is a failure too.
     if (__builtin_expect(uint32_t(status) > uint32_t(UBA_NOT_SUPPORTED), 0)) raise(status, kernel_name);
@@ -68,26 +71,30 @@ class Device {
   }
 
   bool has_programs() const { return api_.program_compile != nullptr; }
-  void* program_compile(const uba_program& program);  // NULL: not supported
-  void program_run(void* compiled, const uba_run& run) {
-    ready();
-    check(api_.program_run(handle_, compiled, &run), "program_run");
-  }
+  void* program_compile(const uba_program& program);                       // NULL: not supported
+  void program_run(void* compiled, const uba_run& run, const char* name);  // `name` is the watcher's
   void program_release(void* compiled) noexcept;
 
-  bool lost() const { return (state_.load() & 1) != 0; }
+  bool lost() const { return (state_.load() & kLost) != 0; }
   std::string lost_reason() const;
   // Called in a forked child: from now on every call throws, saying that a device cannot be used after fork.
-  void mark_forked() { state_.fetch_or(2); }
-  bool forked() const { return (state_.load() & 2) != 0; }
+  void mark_forked() { state_.fetch_or(kForked); }
+  bool forked() const { return (state_.load() & kForked) != 0; }
   // Turns a kernel's failure into an Error; poisons on UBA_DEVICE_LOST.
   [[noreturn]] void raise(uba_status status, const char* kernel_name);
   // Throws if the device is lost or was opened before a fork: for callers that would otherwise not reach the adapter.
   void ready() const {
-    if (__builtin_expect(state_.load(std::memory_order_relaxed) != 0, 0)) refuse();
+    if (__builtin_expect((state_.load(std::memory_order_relaxed) & kDown) != 0, 0)) refuse();
   }
 
+  // From now on the process's watcher is told of this device's work, or no longer.
+  static void set_watcher(Watcher* watcher);
+  void set_watched(bool on) { on ? state_.fetch_or(kWatched) : state_.fetch_and(~kWatched); }
+
  private:
+  static constexpr int kLost = 1, kForked = 2, kDown = kLost | kForked, kWatched = 4;
+  class Watched;
+  uba_status run_watched(uba_kernel_fn fn, const uba_call& call, int64_t tag, const char* kernel_name);
   [[noreturn]] void refuse() const;
   [[noreturn]] void fail(uba_status status, const char* kind, const char* name);
   void check(uba_status status, const char* function) {
@@ -102,7 +109,7 @@ class Device {
   void* handle_ = nullptr;
   uba_device_api api_{};
   uba_properties properties_{};
-  std::atomic<int> state_{0};  // bit 0 lost, bit 1 forked
+  std::atomic<int> state_{0};  // kLost, kForked, kWatched
   mutable std::mutex reason_mutex_;
   std::string reason_;
 };

@@ -173,7 +173,7 @@ void BoundProgram::run_part(Part& part, const Run& run) {
   compiled.stream = run.stream;
   compiled.blocks = part.blocks.data();
   compiled.numbers = part.values.data();
-  run.device->program_run(part.compiled, compiled);
+  run.device->program_run(part.compiled, compiled, program_->op.c_str());
 }
 
 bool BoundProgram::run(const Run& run) {

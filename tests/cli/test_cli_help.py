@@ -2,8 +2,21 @@
 
 import pytest
 
-COMMANDS = ["validate", "show", "schema", "devices", "new", "build", "run", "explain", "doctor", "check", "sdk-env"]
-WITH_JSON = ["validate", "show", "devices", "build", "explain", "doctor", "check", "sdk-env"]
+COMMANDS = [
+    "validate",
+    "show",
+    "schema",
+    "devices",
+    "new",
+    "build",
+    "run",
+    "explain",
+    "memory",
+    "doctor",
+    "check",
+    "sdk-env",
+]
+WITH_JSON = ["validate", "show", "devices", "build", "explain", "memory", "doctor", "check", "sdk-env"]
 
 
 def test_every_command_is_listed(cli):

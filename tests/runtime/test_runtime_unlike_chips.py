@@ -152,6 +152,25 @@ def test_philox_is_the_reference():
         generator.set_state(torch.get_rng_state())
 
 
+late = OwnProcess("late_chips", timeout=200)
+
+
+@late
+def test_chips_that_are_loaded_after_a_backward_run_backward_too():
+    """PyTorch counts devices at the first backward of a process."""
+    import torchfl
+
+    torch.ones(2, requires_grad=True).sum().backward()
+    for chip in ("npu_v3", "fpga_mm", "npu_v2"):
+        loaded = torchfl.load(chip)
+        x = torch.ones(3, device=f"{loaded.device_type}:0", requires_grad=True)
+        (x * 2).exp().sum().backward()
+        torch.testing.assert_close(x.grad.cpu(), torch.full((3,), 2 * torch.e**2), rtol=1e-4, atol=1e-4)
+    y = torch.ones(3, device="npu_v3:0", requires_grad=True)
+    (y.to("fpga_mm:0") * 3).to("npu:0").sum().backward()
+    assert y.grad.tolist() == [3, 3, 3]
+
+
 @unlike
 def test_operators_on_two_chips_name_both():
     load()

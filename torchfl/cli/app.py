@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchfl.cli import build, check, descriptors, devices, doctor, explain, new, run, sdkenv
+from torchfl.cli import build, check, descriptors, devices, doctor, explain, memory, new, run, sdkenv
 from torchfl.cli.console import Command, out
 
 app = typer.Typer(
@@ -56,6 +56,7 @@ _COMMANDS: list[tuple[Callable[..., Any], str]] = [
     (devices.devices, "Running"),
     (run.run, "Running"),
     (explain.explain, "Running"),
+    (memory.memory, "Running"),
     (check.check, "Chips"),
     (doctor.doctor, "Running"),
 ]

@@ -88,7 +88,7 @@ def table(*columns: str, **options: Any) -> Table:
     return made
 
 
-_NUMBERS = {"memory", "busy", "power", "temperature", "calls", "share", "time", "host bytes"}
+_NUMBERS = {"memory", "busy", "power", "temperature", "calls", "share", "time", "host bytes", "bytes", "blocks"}
 
 
 def plural(count: int, noun: str) -> str:
