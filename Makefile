@@ -48,6 +48,7 @@ test: build lint
 # The same and what takes longer: sanitizers on everything below PyTorch, whole-operator sweeps.
 test-full: test
 	$(PY) tools/sanitize.py
+	$(PY) tools/sanitize.py --soak
 	$(PY) -m pytest -n 2 tests -m slow
 
 lint: $(VENV)/.packages
