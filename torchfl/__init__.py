@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from torchfl._as_cuda import as_cuda
     from torchfl._engine import (
         LoadedChip,
         chips,
@@ -44,6 +45,7 @@ __all__ = [
     "UnsupportedOpError",
     "VersionError",
     "__version__",
+    "as_cuda",
     "chips",
     "devices",
     "explain",
@@ -68,6 +70,7 @@ _HOME = {
     "LoadError": "torchfl.errors",
     "UnsupportedOpError": "torchfl.errors",
     "VersionError": "torchfl.errors",
+    "as_cuda": "torchfl._as_cuda",
     "get_include": "torchfl._paths",
 }
 

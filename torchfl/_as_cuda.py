@@ -1,0 +1,137 @@
+"""CUDA's names for our devices: what `torchfl run --as-cuda` and `torchfl.as_cuda()` switch on.
+
+Contract: "cuda" and "cuda:<i>" are read as the device type of this process wherever PyTorch reads a device, and the
+type is printed as "cuda", both in the import tables that csrc/aten/device_names.cpp points; no factory and no operator
+is patched, so TorchScript compiles what it did. `torch.cuda` is the device module of the first chip under that name
+(_cuda_module.py). What no name reaches is set on the Python classes: `Tensor.cuda()`, `Tensor.is_cuda`,
+`torch.backends.cuda.is_built()`, `ProfilerActivity.CUDA`. All of it is taken back on exit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from torchfl import _children
+from torchfl._patches import Patches, engine_patches
+from torchfl.errors import LoadError
+
+_patches = Patches()
+_depth = 0
+
+
+class AsCuda:
+    """What `as_cuda()` returns: in a `with` statement CUDA's names end with the block."""
+
+    def __init__(self) -> None:
+        self._open = True
+
+    def __enter__(self) -> AsCuda:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take CUDA's names back. Twice is once."""
+        global _depth
+        if not self._open:
+            return
+        self._open = False
+        if _depth > 0:
+            _depth -= 1
+            if _depth == 0:
+                _patches.undo()
+
+
+def as_cuda(*, force: bool = False) -> AsCuda:
+    """From here on "cuda" means our devices: in device strings, `.cuda()`, `torch.cuda`, autocast, GradScaler,
+    `map_location`, and in what PyTorch prints. Loads chips as `torchfl.init` does, if none is loaded. Call it before
+    the code that is written for CUDA is imported, or use `with torchfl.as_cuda():`.
+
+    The devices are those of the first chip. Child processes do the same. See docs/cuda_scripts.md.
+
+    Raises LoadError if there is no device, or if this PyTorch has CUDA devices of its own and `force` is not given.
+    """
+    global _depth
+    import torch
+
+    from torchfl import _engine
+
+    if _depth == 0:
+        if not force and torch.cuda.is_available():
+            raise LoadError(
+                "this PyTorch has CUDA devices of its own, and 'cuda' means them; "
+                "torchfl.as_cuda(force=True), or `torchfl run --as-cuda --force`, hides them behind Torch-FL's"
+            )
+        if not _engine.init():
+            raise LoadError("as_cuda: no chip can be used here; `torchfl doctor` says why")
+        try:
+            _engage(torch, _engine)
+        except BaseException:
+            _patches.undo()
+            raise
+    _depth += 1
+    return AsCuda()
+
+
+def active() -> bool:
+    return _depth > 0
+
+
+def _engage(torch: Any, engine: Any) -> None:
+    from torchfl import _device_module
+    from torchfl._cuda_module import CudaModule
+
+    c = engine.engine()
+    chip = engine.chips()[0]
+    _device_module.make_known(c, "cuda", 0, chip.count)
+    _patches.on_undo(lambda: c.remove_device_name("cuda"))
+    reason = c.show_device_name("cuda")
+    _patches.on_undo(lambda: c.show_device_name(""))
+    if reason:
+        raise LoadError(f"CUDA's names cannot be translated: {reason}")
+
+    stock = torch.cuda
+    module = CudaModule(c, chip, engine.lowered_of(chip), stock)
+    _device_module.attach(_patches, "cuda", module)
+    for name, part in module.parts.items():
+        _patches.item(sys.modules, f"torch.cuda.{name}", part)
+    _patches.item(_device_module._modules, "cuda", module)
+
+    from torch.profiler import ProfilerActivity
+
+    _patches.attribute(torch.Tensor, "cuda", _tensor_cuda)
+    _patches.attribute(torch.Tensor, "is_cuda", property(_is_cuda))
+    _patches.attribute(torch.backends.cuda, "is_built", lambda: True)
+    _patches.attribute(ProfilerActivity, "CUDA", ProfilerActivity.PrivateUse1)
+    _patches.item(os.environ, _children.AS_CUDA, "1")
+    _patches.on_undo(_ended)
+    engine_patches.on_undo(_patches.undo)
+
+
+def _ended() -> None:
+    global _depth
+    _depth = 0
+
+
+def _tensor_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+    """cuda(device=None, non_blocking=False, memory_format=torch.preserve_format) -> Tensor"""
+    import torch
+
+    target = torch.device("cuda") if device is None else torch.device(device)
+    if target.type != "cuda":
+        raise RuntimeError("Invalid device, must be cuda device")
+    if target.index is None:
+        target = torch.device("cuda", torch.cuda.current_device())
+    options = {} if memory_format is None else {"memory_format": memory_format}
+    return self.to(target, non_blocking=non_blocking, **options)
+
+
+def _is_cuda(self: Any) -> bool:
+    """Is True if the Tensor is stored on the device that "cuda" means, False otherwise."""
+    return bool(self.device.type == "cuda")
