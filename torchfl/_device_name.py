@@ -1,8 +1,8 @@
 """The name of PyTorch's one out-of-tree device type in this process.
 
 Contract: the first chip's `device_type` names it, unless the user asks for another name (by
-`torchfl.init(device_name=...)` or `TORCHFL_DEVICE_NAME`). PyTorch takes the name once a process, so it is settled when the
-first chip is loaded; the chips' names go on working beside it. A chosen name means the devices of all chips.
+`torchfl.init(device_name=...)` or `TORCHFL_DEVICE_NAME`). PyTorch takes the name once a process, so it is settled when
+the first chip is loaded; the chips' names go on working beside it. A chosen name means the devices of all chips.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchfl import _budget, _children, _device_name, hcd
+from torchfl import _autoload, _budget, _children, _device_name, hcd
 from torchfl._native import engine, log
 from torchfl._patches import engine_patches
 from torchfl._paths import shipped_chips
@@ -141,8 +141,6 @@ def shutdown() -> None:
     PyTorch itself keeps two things to the end of the process: the name of the device type, for which a module that has
     no device is left as `torch.<name>`, and the operators registered for it.
     """
-    from torchfl import _autoload
-
     _autoload.unwatch()
     name = _device_name.current()
     engine_patches.undo()
@@ -296,6 +294,7 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     device_type = chip.device_type
     is_first = not _loaded
     if is_first:
+        _autoload.unwatch()
         _no_device.patches.undo()
         engine_patches.attribute(torch._C, "_has_torch_fl", True)
         engine_patches.on_undo(c.disengage_names)
