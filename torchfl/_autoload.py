@@ -3,8 +3,8 @@
 Contract: `start` registers names only, in a few milliseconds; no chip is opened and no engine loaded before a name is
 used: in a device string, as `torch.<name>`, or in a file that `torch.load` reads. Then all chips are loaded as
 `torchfl.init()` would. Nothing that is wrong here may break `import torch`: it costs the names, and one line in the
-log. `TORCHFL_AUTOLOAD=0` turns it off, as `TORCH_DEVICE_BACKEND_AUTOLOAD=0` does for every backend. In a process that was
-started to take CUDA's names (`TORCHFL_AS_CUDA=1`: children of one that does) they are switched on at once.
+log. `TORCHFL_AUTOLOAD=0` turns it off, as `TORCH_DEVICE_BACKEND_AUTOLOAD=0` does for every backend. In a process that
+was started to take CUDA's names (`TORCHFL_AS_CUDA=1`: children of one that does) they are switched on at once.
 
 Imports the standard library only, as it is imported with torch everywhere.
 """

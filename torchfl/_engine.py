@@ -138,19 +138,18 @@ def shutdown() -> None:
     """Take back everything that was changed in PyTorch: names, modules, methods, hooks, `as_cuda`, loading on demand.
     What runs on the CPU then runs as before. Tensors and devices stay valid, and `init` or `load` makes all work again.
 
-    PyTorch itself keeps two things to the end of the process: the name of the device type, for which a module that has
-    no device is left as `torch.<name>`, and the operators registered for it.
+    PyTorch itself keeps that there is a device type and the operators registered for it. Its name is hidden, so that it
+    is printed and read as "privateuseone" again, and a module that has no device is left under that name.
     """
     _autoload.unwatch()
-    name = _device_name.current()
     engine_patches.undo()
     _parked.update(_loaded)
     _loaded.clear()
     _children.forget()
-    if name != _device_name.UNNAMED:
-        from torchfl import _device_module, _no_device
+    if _parked:
+        from torchfl import _no_device
 
-        _device_module.attach(_no_device.patches, name, _no_device.module(name))
+        _no_device.install(engine())
 
 
 def stats() -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""`torch.<name>` after `torchfl.shutdown()`: PyTorch keeps the name of the device type, and asks its module whether
-there is a device when it seeds generators or pins memory.
+"""What is left after `torchfl.shutdown()`: PyTorch cannot forget a device type that was named, and goes on asking its
+module whether there is a device, when it seeds generators or pins memory.
 
-Contract: the module says that there is none; whoever asks for one is told how to have it again.
+Contract: the type is printed and read as before it was named, as PyTorch's own parser may refuse its name. Its module
+says that there is no device; whoever wants one is told how to have it again.
 """
 
 from __future__ import annotations
@@ -41,5 +42,11 @@ class _NoDevice(ModuleType):
         )
 
 
-def module(name: str) -> ModuleType:
-    return _NoDevice(f"torch.{name}", "Torch-FL was shut down: there is no device.")
+def install(engine: ModuleType) -> None:
+    from torchfl._device_module import attach
+    from torchfl._device_name import UNNAMED
+
+    patches.undo()
+    engine.show_device_name(UNNAMED)
+    patches.on_undo(lambda: engine.show_device_name(""))
+    attach(patches, UNNAMED, _NoDevice(f"torch.{UNNAMED}", "Torch-FL was shut down: there is no device."))
