@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ log = logging.getLogger("torchfl")
 
 _names: dict[str, str] = {}  # name of a device type -> its descriptor; "" for one that all chips share
 _failed: set[str] = set()
+_lock = threading.RLock()
+_resolving = False  # what is asked for on the way is not for us
 _patches: Any = None
 _kept: list[Any] = []  # what native code holds pointers to
 
@@ -157,26 +160,27 @@ def unwatch() -> None:
 def resolve(text: str) -> int | None:
     """Load the chips, for the first use of a name. Returns the address of the engine's parser of device strings, or
     None if the name means nothing here; then the log says why."""
-    name = text.partition(":")[0]
-    if name in _failed:
-        return None
-    _failed.add(name)  # a use of it on the way, in this or another thread, is not for us
-    chip = _names.get(name, "")
-    try:
-        import torchfl
-        from torchfl._native import engine
+    global _resolving
+    with _lock:  # another thread waits, and finds the chips loaded
+        name = text.partition(":")[0]
+        if name in _failed or _resolving:
+            return None
+        _resolving = True
+        chip = _names.get(name, "")
+        try:
+            import torchfl
+            from torchfl._native import engine
 
-        torchfl.init()
-        if chip and all(loaded.device_type != name for loaded in torchfl.chips()):
-            torchfl.load(chip)
-        parser = int(engine().device_parser())
-    except BaseException as error:
-        log.warning("'%s' is not usable here: %s", text, error)
-        if not isinstance(error, Exception):
-            raise
-        return None
-    _failed.discard(name)
-    return parser
+            torchfl.init()
+            if chip and all(loaded.device_type != name for loaded in torchfl.chips()):
+                torchfl.load(chip)
+            return int(engine().device_parser())
+        except Exception as error:
+            _failed.add(name)
+            log.warning("'%s' is not usable here: %s", text, error)
+            return None
+        finally:
+            _resolving = False
 
 
 def state() -> tuple[str, list[str]]:

@@ -88,8 +88,14 @@ def settle(device_type: str) -> str:
             "uninstall it, or start a process in which only Torch-FL is loaded"
         )
     if now == UNNAMED:
-        for owner, what in ((torch, "torch"), (torch.Tensor, "torch.Tensor"), (torch.nn.Module, "torch.nn.Module")):
-            if name != device_type and hasattr(owner, name):
+        # What is there, not what a look would bring about: `torch` may know the name only in order to load chips.
+        owners = (
+            ("torch", {*vars(torch)}),
+            ("torch.Tensor", {*dir(torch.Tensor)}),
+            ("nn.Module", {*dir(torch.nn.Module)}),
+        )
+        for what, taken in owners:
+            if name != device_type and name in taken:
                 raise LoadError(f"device name '{name}': {what}.{name} is PyTorch's own; choose another name")
         torch.utils.rename_privateuse1_backend(name)
     _remember(name)
