@@ -1,4 +1,4 @@
-"""What importing costs: `import torchfl`, `torchfl.init()` beside a loaded torch, and autoload's share of `import torch`.
+"""What importing costs: `import torchfl`, `torchfl.init()` beside a loaded torch, and what autoload adds to torch.
 
     python benchmarks/imports.py            # a table; status 1 if a figure is above its limit
     python benchmarks/imports.py --json

@@ -4,7 +4,8 @@ Contract: "cuda" and "cuda:<i>" are read as the device type of this process wher
 type is printed as "cuda", both in the import tables that csrc/aten/device_names.cpp points; no factory and no operator
 is patched, so TorchScript compiles what it did. `torch.cuda` is the device module of the first chip under that name
 (_cuda_module.py). What no name reaches is set on the Python classes: `Tensor.cuda()`, `Tensor.is_cuda`,
-`torch.backends.cuda.is_built()`, `ProfilerActivity.CUDA`. All of it is taken back on exit.
+`ProfilerActivity.CUDA`, the copies of `DataParallel`. `torch.backends.cuda.is_built()` stays false, since PyTorch's own
+code takes functions from a CUDA build by it. All of it is taken back on exit.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def active() -> bool:
 
 
 def _engage(torch: Any, engine: Any) -> None:
-    from torchfl import _device_module
+    from torchfl import _cuda_copies, _device_module
     from torchfl._cuda_module import CudaModule
 
     c = engine.engine()
@@ -107,7 +108,8 @@ def _engage(torch: Any, engine: Any) -> None:
 
     _patches.attribute(torch.Tensor, "cuda", _tensor_cuda)
     _patches.attribute(torch.Tensor, "is_cuda", property(_is_cuda))
-    _patches.attribute(torch.backends.cuda, "is_built", lambda: True)
+    for function in _cuda_copies.ALL:
+        _patches.attribute(torch._C, function.__name__, function)
     _patches.attribute(ProfilerActivity, "CUDA", ProfilerActivity.PrivateUse1)
     _patches.item(os.environ, _children.AS_CUDA, "1")
     _patches.on_undo(_ended)
@@ -123,11 +125,10 @@ def _tensor_cuda(self: Any, device: Any = None, non_blocking: bool = False, memo
     """cuda(device=None, non_blocking=False, memory_format=torch.preserve_format) -> Tensor"""
     import torch
 
+    # Without an index it is the current device, as in `to`; torch.compile follows this function.
     target = torch.device("cuda") if device is None else torch.device(device)
     if target.type != "cuda":
         raise RuntimeError("Invalid device, must be cuda device")
-    if target.index is None:
-        target = torch.device("cuda", torch.cuda.current_device())
     options = {} if memory_format is None else {"memory_format": memory_format}
     return self.to(target, non_blocking=non_blocking, **options)
 

@@ -38,8 +38,9 @@ _HINTS = frozenset(
     )
 )
 
-#: Modules below torch.cuda whose functions are looked up in torch.cuda itself.
-_PARTS = ("memory", "random", "streams", "nvtx", "profiler", "graphs", "nccl", "tunable", "jiterator", "gds")
+#: Modules below torch.cuda, and those of them whose functions torch.cuda has itself.
+_SAME = ("memory", "random", "streams")
+_PARTS = (*_SAME, "nvtx", "profiler", "graphs", "nccl", "tunable", "jiterator", "gds")
 
 _TENSOR_TYPES = {
     "FloatTensor": torch.float32,
@@ -133,6 +134,13 @@ class CudaModule(DeviceModule):
         """Whether torch._C has CUDA's functions, which PyTorch's own code would then take."""
         return False
 
+    # PyTorch's compiler tells the two apart, and keeps a rule for each.
+    def _exchange_device(self, index: int) -> int:
+        return super()._exchange_device(index)
+
+    def _maybe_exchange_device(self, index: int) -> int:
+        return super()._exchange_device(index)
+
     def _get_device(self, device: Any) -> torch.device:
         return self._device(device)
 
@@ -171,13 +179,15 @@ class _Part(ModuleType):
         if stock is None or name.startswith("__"):
             raise AttributeError(name)
         value = _of(stock, name)
-        if hasattr(type(self._cuda), name) or name in vars(self._cuda) or name in _COUNTERPARTS:
+        if self._part in _SAME and (hasattr(type(self._cuda), name) or name in {*vars(self._cuda), *_COUNTERPARTS}):
             return getattr(self._cuda, name)
         if value is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         hint = f"{self._part}.{name}" in _HINTS
         if self._part == "nvtx" and name == "range":
             return _range(self)
+        if self._part == "nccl" and name == "is_available":
+            return lambda tensors=(): False
         return _beyond(f"{self.__name__}.{name}", value, hint, self._cuda._chip.name)
 
 

@@ -214,14 +214,13 @@ def test_switches_of_cudas_libraries_are_taken():
         cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
         before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.matmul.allow_tf32
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.matmul.allow_tf32 = True, True, False, True
-        assert cudnn.benchmark and cudnn.deterministic and cuda.matmul.allow_tf32 and cuda.is_built()
+        assert cudnn.benchmark and cudnn.deterministic and cuda.matmul.allow_tf32
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.matmul.allow_tf32 = before
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             q = torch.ones(1, 1, 4, 8, device="cuda")
             assert torch.nn.functional.scaled_dot_product_attention(q, q, q).is_cuda
         x = torch.ones(2).pin_memory()
         assert x.is_pinned() and torch.ones(2, pin_memory=True).is_pinned()
-    assert not torch.backends.cuda.is_built()
 
 
 @named
