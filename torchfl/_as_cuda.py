@@ -16,18 +16,15 @@ from types import TracebackType
 from typing import Any
 
 from torchfl import _children
-from torchfl._patches import Patches, engine_patches
+from torchfl._patches import Patches
 from torchfl.errors import LoadError
 
 _patches = Patches()
-_depth = 0
+_open: list[AsCuda] = []  # those that have not ended
 
 
 class AsCuda:
     """What `as_cuda()` returns: in a `with` statement CUDA's names end with the block."""
-
-    def __init__(self) -> None:
-        self._open = True
 
     def __enter__(self) -> AsCuda:
         return self
@@ -39,49 +36,61 @@ class AsCuda:
 
     def close(self) -> None:
         """Take CUDA's names back. Twice is once."""
-        global _depth
-        if not self._open:
-            return
-        self._open = False
-        if _depth > 0:
-            _depth -= 1
-            if _depth == 0:
+        if self in _open:
+            _open.remove(self)
+            if not _open:
                 _patches.undo()
 
 
 def as_cuda(*, force: bool = False) -> AsCuda:
     """From here on "cuda" means our devices: in device strings, `.cuda()`, `torch.cuda`, autocast, GradScaler,
-    `map_location`, and in what PyTorch prints. Loads chips as `torchfl.init` does, if none is loaded. Call it before
-    the code that is written for CUDA is imported, or use `with torchfl.as_cuda():`.
+    `map_location`, and in what PyTorch prints. If no chip is loaded, loads those of TORCHFL_CHIPS, else the shipped
+    chip that declares the most operators. Call it before the code that is written for CUDA is imported, or use
+    `with torchfl.as_cuda():`.
 
     The devices are those of the first chip. Child processes do the same. See docs/cuda_scripts.md.
 
     Raises LoadError if there is no device, or if this PyTorch has CUDA devices of its own and `force` is not given.
     """
-    global _depth
     import torch
 
     from torchfl import _engine
 
-    if _depth == 0:
+    if not _open:
         if not force and torch.cuda.is_available():
             raise LoadError(
                 "this PyTorch has CUDA devices of its own, and 'cuda' means them; "
                 "torchfl.as_cuda(force=True), or `torchfl run --as-cuda --force`, hides them behind Torch-FL's"
             )
-        if not _engine.init():
-            raise LoadError("as_cuda: no chip can be used here; `torchfl doctor` says why")
+        if not _engine.chips():
+            _load_one(_engine)
         try:
             _engage(torch, _engine)
         except BaseException:
             _patches.undo()
             raise
-    _depth += 1
-    return AsCuda()
+    _open.append(AsCuda())
+    return _open[-1]
 
 
-def active() -> bool:
-    return _depth > 0
+def _load_one(engine: Any) -> None:
+    """The chips that someone has named; else, since a script for CUDA takes its devices to be alike and able, the one
+    shipped chip that declares the most operators and instructions."""
+    chips, named = _children.default_chips()
+    if named:
+        engine.init()
+        return
+    from torchfl.hcd import kept
+
+    able = {chip: kept.lowered(chip, lambda warning: None) for chip in chips}
+    reasons = ""
+    for chip in sorted(chips, key=lambda chip: -len(able[chip]["ops"]) - len(able[chip]["instructions"])):
+        try:
+            engine.load(chip)
+            return
+        except (LoadError, engine.engine().LoadError) as error:
+            reasons += f"\n  {chip}: {error}"
+    raise LoadError(f"as_cuda: no chip can be used here; `torchfl doctor` says more{reasons}")
 
 
 def _engage(torch: Any, engine: Any) -> None:
@@ -112,13 +121,12 @@ def _engage(torch: Any, engine: Any) -> None:
         _patches.attribute(torch._C, function.__name__, function)
     _patches.attribute(ProfilerActivity, "CUDA", ProfilerActivity.PrivateUse1)
     _patches.item(os.environ, _children.AS_CUDA, "1")
-    _patches.on_undo(_ended)
-    engine_patches.on_undo(_patches.undo)
 
 
-def _ended() -> None:
-    global _depth
-    _depth = 0
+def end() -> None:
+    """Take CUDA's names back, whoever has switched them on."""
+    _open.clear()
+    _patches.undo()
 
 
 def _tensor_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:

@@ -141,6 +141,9 @@ def shutdown() -> None:
     PyTorch itself keeps that there is a device type and the operators registered for it. Its name is hidden, so that it
     is printed and read as "privateuseone" again, and a module that has no device is left under that name.
     """
+    from torchfl import _as_cuda
+
+    _as_cuda.end()
     _autoload.unwatch()
     engine_patches.undo()
     _parked.update(_loaded)

@@ -300,6 +300,13 @@ def test_a_torch_with_cuda_of_its_own_is_not_hidden():
         torch.cuda.is_available = stock
 
 
+def test_the_ablest_chip_is_taken_where_none_is_named():
+    ran = run_script(
+        "import torch, torchfl; torchfl.as_cuda(); print(torch.cuda.get_device_name(), len(torchfl.chips()))"
+    )
+    assert ran.out == "NPU-V3 1\n", ran.err
+
+
 def test_cuda_means_the_first_of_unlike_chips_and_prints_the_others():
     ran = run_script(
         """

@@ -72,7 +72,8 @@ def run(
     """Run a PyTorch script with the chips loaded; the script needs no change but the name of its device.
 
     \b
-    Without --chip: the chips in TORCHFL_CHIPS, else every shipped one that can be loaded.
+    Without --chip: the chips in TORCHFL_CHIPS, else every shipped one that can be loaded; with --as-cuda, else the
+    one that declares the most operators.
     TORCH_FL_DEBUG=1 prints which kernel serves each operator. The exit status is the script's.
 
     \b
@@ -88,7 +89,8 @@ def run(
         raise typer.BadParameter("name a script, or a module with -m", param_hint="SCRIPT")
     if module is None and not Path(args[0]).exists():
         fail(f"error: {args[0]}: there is no such file", 2)
-    load_chips(chip or [])
+    if chip or not as_cuda:
+        load_chips(chip or [])
     if as_cuda:
         import torchfl
 
