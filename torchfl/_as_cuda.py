@@ -11,7 +11,6 @@ code takes functions from a CUDA build by it. All of it is taken back on exit.
 from __future__ import annotations
 
 import os
-import sys
 from types import TracebackType
 from typing import Any
 
@@ -109,8 +108,6 @@ def _engage(torch: Any, engine: Any) -> None:
     stock = torch.cuda
     module = CudaModule(c, chip, engine.lowered_of(chip), stock)
     _device_module.attach(_patches, "cuda", module)
-    for name, part in module.parts.items():
-        _patches.item(sys.modules, f"torch.cuda.{name}", part)
     _patches.item(_device_module._modules, "cuda", module)
 
     from torch.profiler import ProfilerActivity

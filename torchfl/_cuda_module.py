@@ -74,14 +74,12 @@ class CudaModule(DeviceModule):
         self.__path__ = stock.__path__
         self.__spec__ = stock.__spec__
         self._stock = stock
-        self.parts = {
-            name: _Part(self, name, getattr(stock, name)) for name in _PARTS if isinstance(_of(stock, name), ModuleType)
-        }
+        parts = {name: _Part(self, name, _of(stock, name), vars(self).get(name)) for name in _PARTS if _of(stock, name)}
         self.amp = stock.amp
         self.OutOfMemoryError = torch.OutOfMemoryError
         self.AcceleratorError = torch.AcceleratorError
         self.has_half, self.has_magma = True, False
-        vars(self).update(self.parts)
+        vars(self).update(parts)
         vars(self).update({name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()})
 
     # What differs from a device module -----------------------------------------------------------------------------
@@ -167,17 +165,20 @@ class CudaModule(DeviceModule):
 
 
 class _Part(ModuleType):
-    """`torch.cuda.<name>`: what torch.cuda has of it, else as torch.cuda answers for what it has not."""
+    """`torch.cuda.<name>`: what `own`, the device module's part of that name, or torch.cuda has of it; else as
+    torch.cuda answers for what it has not."""
 
-    def __init__(self, cuda: CudaModule, name: str, stock: ModuleType) -> None:
+    def __init__(self, cuda: CudaModule, name: str, stock: ModuleType, own: ModuleType | None) -> None:
         super().__init__(f"torch.cuda.{name}", stock.__doc__)
-        self._cuda, self._part, self._stock = cuda, name, stock
+        self._cuda, self._part, self._stock, self._own = cuda, name, stock, own
         self.__spec__ = stock.__spec__
 
     def __getattr__(self, name: str) -> Any:
         stock = vars(self).get("_stock")
         if stock is None or name.startswith("__"):
             raise AttributeError(name)
+        if self._own is not None and hasattr(self._own, name):
+            return getattr(self._own, name)
         value = _of(stock, name)
         if self._part in _SAME and (hasattr(type(self._cuda), name) or name in {*vars(self._cuda), *_COUNTERPARTS}):
             return getattr(self._cuda, name)

@@ -427,10 +427,13 @@ def make_known(engine: ModuleType, name: str, first_index: int, count: int) -> N
 
 
 def attach(patches: Patches, name: str, module: ModuleType) -> None:
-    """Make `module` be `torch.<name>`."""
+    """Make `module` be `torch.<name>`, and the modules in it `torch.<name>.<part>`."""
     patches.on_undo(torch.get_device_module.cache_clear)
     patches.attribute(torch, name, module)
     patches.item(sys.modules, f"torch.{name}", module)
+    for part, value in vars(module).items():
+        if isinstance(value, ModuleType) and value.__name__.startswith("torch."):
+            patches.item(sys.modules, f"torch.{name}.{part}", value)
     torch.get_device_module.cache_clear()
 
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
 from helpers import environment, run_script
 
 
@@ -20,24 +19,36 @@ def _python(code, tmp_path=None, **env):
     return ran.returncode, ran.stdout.splitlines(), ran.stderr
 
 
-@pytest.mark.parametrize(
-    "use, printed",
-    [
-        ("torch.ones(2, device='npu_v3:0').device", "npu_v3:0"),
-        ("torch.device('npu_v3')", "npu_v3"),
-        ("torch.npu_v3.device_count()", "1"),
-    ],
-)
-def test_a_name_works_by_import_torch_alone(use, printed):
-    code = f"""
-        import sys, torch
-        assert not {{"torchfl._C", "torchfl._engine", "yaml", "pydantic"}} & set(sys.modules)
-        print({use})
-        import torchfl
-        print([c.device_type for c in torchfl.chips()], torch._C._has_torch_fl, "torchfl" in torch.__getattr__.__module__)
+def test_a_name_works_by_import_torch_alone():
+    """Each use is the first one, in a child of a process that has imported torch and nothing else."""
+    status, lines, err = _python(
         """
-    code, lines, err = _python(code, TORCHFL_CHIPS="npu_v3")
-    assert lines == [printed, "['npu_v3'] True False"], err
+        import os, sys, torch
+        assert not {"torchfl._C", "torchfl._engine", "yaml", "pydantic"} & set(sys.modules)
+
+        def state():
+            import torchfl
+            ours = [c.device_type for c in torchfl.chips()]
+            return ours == ["npu_v3"] and torch._C._has_torch_fl and "torchfl" not in torch.__getattr__.__module__
+
+        for use in (
+            "torch.ones(2, device='npu_v3:0').device",
+            "torch.ones(2).to('npu_v3').device",
+            "torch.device('npu_v3')",
+            "torch.npu_v3.device_count()",
+            "torch.get_device_module('npu_v3:0').get_device_name()",
+            "torch.Generator(device='npu_v3').device",
+        ):
+            child = os.fork()
+            if child == 0:
+                print(eval(use), state(), flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+        """,
+        TORCHFL_CHIPS="npu_v3",
+    )
+    assert status == 0, err
+    assert lines == [f"{text} True" for text in ("npu_v3:0", "npu_v3:0", "npu_v3", "1", "NPU-V3", "npu_v3:0")], err
 
 
 def test_all_shipped_chips_are_known_and_loaded_as_init_does():
