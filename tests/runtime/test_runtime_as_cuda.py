@@ -462,6 +462,17 @@ def test_an_example_reaches_the_result_of_the_cpu(tmp_path, on_cpu, script, extr
         assert printed == pytest.approx(expected, rel=0.02, abs=2e-3)
 
 
+@pytest.mark.parametrize(
+    "script",
+    ["mlp.py", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn_digits.py", "char_transformer.py"))],
+)
+def test_an_example_compiles_to_the_same_result(tmp_path, on_cpu, script):
+    pytest.importorskip("torchfl.compile")
+    args = RUNS[script][0].split()
+    printed = _losses(_run(SCRIPTS / script, "--compile", *args, str(tmp_path / "kept.pt"), cuda=True))
+    assert printed == pytest.approx(on_cpu[script][0], rel=0.02, abs=2e-3)
+
+
 def test_the_examples_know_nothing_of_us():
     for script in SCRIPTS.glob("*.py"):
         assert not re.search(r"torch_?fl|npu", script.read_text()), script
