@@ -117,6 +117,8 @@ def _engage(torch: Any, engine: Any) -> None:
     for function in _cuda_copies.ALL:
         _patches.attribute(torch._C, function.__name__, function)
     _patches.attribute(ProfilerActivity, "CUDA", ProfilerActivity.PrivateUse1)
+    _patches.attribute(torch.Tensor, "__dlpack_device__", _dlpack_device(torch.Tensor.__dlpack_device__))
+    _send_as_ours(c)
     _patches.item(os.environ, _children.AS_CUDA, "1")
 
 
@@ -136,6 +138,41 @@ def _tensor_cuda(self: Any, device: Any = None, non_blocking: bool = False, memo
         raise RuntimeError("Invalid device, must be cuda device")
     options = {} if memory_format is None else {"memory_format": memory_format}
     return self.to(target, non_blocking=non_blocking, **options)
+
+
+def _dlpack_device(stock: Any) -> Any:
+    """By the type's name PyTorch would say that the memory is CUDA's, and a consumer would read it as that."""
+
+    def __dlpack_device__(self: Any) -> tuple[Any, int]:
+        from torch.utils.dlpack import DLDeviceType
+
+        return (DLDeviceType.kDLExtDev, self.device.index) if self.device.type == "cuda" else stock(self)
+
+    return __dlpack_device__
+
+
+def _send_as_ours(engine: Any) -> None:
+    """By the type's name torch.multiprocessing would share a tensor's memory as CUDA does."""
+    import functools
+    from multiprocessing.reduction import ForkingPickler
+
+    import torch.multiprocessing  # noqa: F401  (registers how tensors and storages are sent)
+
+    def under_true_names(reducer: Any) -> Any:
+        @functools.wraps(reducer)
+        def reduce(value: Any) -> Any:
+            engine.true_device_names(True)
+            try:
+                return reducer(value)
+            finally:
+                engine.true_device_names(False)
+
+        return reduce
+
+    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    for kind, reducer in list(reducers.items()):
+        if kind.__module__.partition(".")[0] == "torch":
+            _patches.item(reducers, kind, under_true_names(reducer))
 
 
 def _is_cuda(self: Any) -> bool:

@@ -250,6 +250,37 @@ def test_what_has_no_meaning_says_so():
 
 
 @named
+def test_dlpack_does_not_pass_our_memory_off_as_cudas():
+    from torch.utils.dlpack import DLDeviceType
+
+    with _cuda():
+        x = torch.arange(4.0, device="cuda")
+        assert x.__dlpack_device__() == (DLDeviceType.kDLExtDev, 0)
+        assert torch.ones(1).__dlpack_device__()[0] == DLDeviceType.kDLCPU
+        y = torch.from_dlpack(x)
+        y[0] = 7
+        assert y.is_cuda and x.tolist() == [7, 1, 2, 3]
+
+
+@named
+def test_a_tensor_for_another_process_is_not_shared_as_cudas():
+    """It goes, or fails, as it does under the chip's name."""
+    from multiprocessing.reduction import ForkingPickler
+
+    def sent(x):
+        try:
+            return len(bytes(ForkingPickler.dumps(x))) > 0
+        except RuntimeError as error:
+            return str(error)
+
+    x = torch.ones(2, device="npu_v3:0")
+    under_its_name = sent(x)
+    with _cuda():
+        assert sent(x) == under_its_name
+        assert sent(torch.nn.Parameter(x)) == under_its_name
+
+
+@named
 def test_optimizers_step_the_way_they_do_on_cuda():
     with _cuda():
         for options in ({"fused": True}, {"foreach": True}, {}):
