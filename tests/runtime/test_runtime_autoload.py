@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from helpers import environment, run_script
 
 
@@ -51,6 +52,7 @@ def test_a_name_works_by_import_torch_alone():
     assert lines == [f"{text} True" for text in ("npu_v3:0", "npu_v3:0", "npu_v3", "1", "NPU-V3", "npu_v3:0")], err
 
 
+@pytest.mark.slow
 def test_all_shipped_chips_are_known_and_loaded_as_init_does():
     said = {}
     for order in (
@@ -199,6 +201,7 @@ def test_errors_of_any_kind_are_swallowed():
     )
 
 
+@pytest.mark.slow
 def test_a_native_part_that_is_missing_is_one_line():
     code = """
         import torchfl._paths, torchfl.errors

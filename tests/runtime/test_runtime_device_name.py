@@ -106,7 +106,7 @@ print(first.device, second.device, second.tolist(), torch.load(sys.argv[1], map_
 """
 
 
-@pytest.mark.parametrize("saved, loaded", [("mydev", ""), ("", "other_dev1")])
+@pytest.mark.parametrize("saved, loaded", [("mydev", ""), pytest.param("", "other_dev1", marks=pytest.mark.slow)])
 def test_a_file_saved_under_one_name_loads_under_another(tmp_path, saved, loaded):
     file = str(tmp_path / "saved.pt")
     ran = run_script(SAVE, file, env={"TORCHFL_DEVICE_NAME": saved})
