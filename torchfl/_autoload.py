@@ -107,6 +107,8 @@ def _stated_name(path: Path, depth: int = 4) -> str:
 def _watch(torch: Any, chips: dict[str, str]) -> str:
     """Have `resolve` called when one of the names is used. Returns why that cannot be."""
     global _patches
+    if torch.xpu._is_compiled():
+        chips.pop("xpu", None)  # such a build keeps it
     if not chips:
         return ""
     import ctypes
@@ -161,10 +163,12 @@ def resolve(text: str) -> int | None:
     """Load the chips, for the first use of a name. Returns the address of the engine's parser of device strings, or
     None if the name means nothing here; then the log says why."""
     global _resolving
+    from torchfl import _device_name
+
     with _lock:  # another thread waits, and finds the chips loaded
         name = text.partition(":")[0]
-        if name in _failed or _resolving:
-            return None
+        if name in _failed or _resolving or name == _device_name.current():
+            return None  # the last is another backend's device type
         _resolving = True
         chip = _names.get(name, "")
         try:

@@ -70,43 +70,39 @@ def current() -> str:
     return str(backend_registration._privateuse1_backend_name)
 
 
-def settle(device_type: str) -> str:
-    """Give the type its name, as the first chip `device_type` is loaded. Returns the name.
+_ours: str | None = None  # what this package has named the type
+
+
+def choose(device_type: str) -> str:
+    """The name that the type is to have, with `device_type` as its first chip.
 
     Raises LoadError if another backend has named it, or the name is taken.
     """
     import torch
 
-    name = requested() or device_type
-    now = current()
-    if now not in (UNNAMED, name):
-        # A process that was shut down keeps the name, as PyTorch does.
-        if _ours == now:
-            return now
+    name, now = requested() or device_type, current()
+    if now != UNNAMED and now == _ours:
+        return now  # a process that was shut down keeps the name, as PyTorch does
+    if now != UNNAMED:
         raise LoadError(
             f"another PyTorch backend, '{now}', already holds the one out-of-tree device type of this process: "
             "uninstall it, or start a process in which only Torch-FL is loaded"
         )
-    if now == UNNAMED:
-        # What is there, not what a look would bring about: `torch` may know the name only in order to load chips.
-        owners = (
-            ("torch", {*vars(torch)}),
-            ("torch.Tensor", {*dir(torch.Tensor)}),
-            ("nn.Module", {*dir(torch.nn.Module)}),
-        )
-        for what, taken in owners:
-            if name != device_type and name in taken:
-                raise LoadError(f"device name '{name}': {what}.{name} is PyTorch's own; choose another name")
-        torch.utils.rename_privateuse1_backend(name)
-    _remember(name)
+    # What is there, not what a look would bring about: `torch` may know the name only in order to load chips.
+    owners = {"torch": {*vars(torch)}, "torch.Tensor": {*dir(torch.Tensor)}, "nn.Module": {*dir(torch.nn.Module)}}
+    for what, taken in owners.items():
+        if name != device_type and name in taken:
+            raise LoadError(f"device name '{name}': {what}.{name} is PyTorch's own; choose another name")
     return name
 
 
-_ours: str | None = None  # what this package has named the type
-
-
-def _remember(name: str) -> None:
+def give(name: str) -> None:
+    """Have PyTorch call the type by a name that was chosen."""
     global _ours
+    import torch
+
+    if current() == UNNAMED:
+        torch.utils.rename_privateuse1_backend(name)
     _ours = name
 
 

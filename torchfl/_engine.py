@@ -279,7 +279,7 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 
 
 def _activate(lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
-    type_name = _device_name.current() if _loaded else _device_name.settle(lowered["device_type"])
+    type_name = _device_name.current() if _loaded else _device_name.choose(lowered["device_type"])
     chip = _add(engine(), lowered, library, style)
     _attach(chip, lowered, type_name)
     return chip
@@ -296,6 +296,7 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     device_type = chip.device_type
     is_first = not _loaded
     if is_first:
+        _device_name.give(type_name)
         _autoload.unwatch()
         _no_device.patches.undo()
         engine_patches.attribute(torch._C, "_has_torch_fl", True)
@@ -345,7 +346,7 @@ def _resume() -> None:
     parked = sorted(_parked.values(), key=lambda chip: chip.first_index)
     _parked.clear()
     for chip in parked:
-        _attach(chip, _lowered[chip.device_type], _device_name.settle(chip.device_type))
+        _attach(chip, _lowered[chip.device_type], _device_name.choose(chip.device_type))
 
 
 def lowered_of(chip: LoadedChip) -> dict[str, Any]:

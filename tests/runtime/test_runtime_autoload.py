@@ -279,6 +279,23 @@ def test_two_backends_are_a_clear_error_and_torch_survives(tmp_path):
     assert err.count("already holds the one out-of-tree device type") == 1
 
 
+def test_a_backend_with_the_name_of_one_of_our_chips_keeps_it(tmp_path):
+    _other_backend(tmp_path)
+    start = tmp_path / "other_backend" / "__init__.py"
+    start.write_text(start.read_text().replace("'other'", "'npu'"))
+    code = """
+        import sys, torch
+        print(torch.device("npu:0"), "torchfl._engine" in sys.modules)
+        import torchfl
+        try:
+            torchfl.load("npu_v2")
+        except torchfl.LoadError as error:
+            print("another PyTorch backend, 'npu'" in str(error))
+        """
+    status, lines, err = _python(code, tmp_path)
+    assert status == 0 and lines == ["npu:0 False", "True"] and not err, err
+
+
 def test_cuda_can_be_asked_for_by_the_environment():
     _code, lines, err = _python(
         "import torch; print(torch.cuda.is_available(), torch.ones(2).cuda().device)",

@@ -151,6 +151,26 @@ print(torchfl.init("npu_v3", device_name="dev2")[0].labels, torch.ones(1, device
     assert "--as-cuda" in lines[2]
 
 
+def test_a_chip_that_cannot_be_loaded_names_nothing(tmp_path):
+    bad = tmp_path / "bad.yaml"
+    (tmp_path / "libbad.so").write_text("no library")
+    bad.write_text("hcd: 1\nchip: {name: Bad, device_type: bad}\nadapter: {library: libbad.so}\n")
+    ran = run_script(
+        """
+import sys, torch, torchfl
+from torchfl._native import engine
+try:
+    torchfl.load(sys.argv[1])
+except (torchfl.LoadError, engine().LoadError):
+    print(torch._C._get_privateuse1_backend_name())
+torchfl.load("npu_v3")
+print(torch.ones(1, device="npu_v3").device)
+""",
+        str(bad),
+    )
+    assert ran.out == "privateuseone\nnpu_v3:0\n", ran.err
+
+
 def test_the_environments_name_is_checked_too():
     ran = run_script("import torchfl; torchfl.init('npu_v3')", env={"TORCHFL_DEVICE_NAME": "cuda7"})
     assert ran.code == 1 and "TORCHFL_DEVICE_NAME='cuda7'" in ran.err.splitlines()[-1]
