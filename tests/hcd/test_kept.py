@@ -1,6 +1,7 @@
 """Descriptors kept lowered for the next process: the same data, and never of a file that has changed."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -95,6 +96,25 @@ def test_a_file_of_the_cache_that_is_damaged_is_as_good_as_none(folder, reads, d
     assert kept.lowered(child, _refuse) == expected and len(reads) == 2
     assert json.loads(file.read_text())["lowered"] == expected
     assert [path.name for path in file.parent.iterdir()] == [file.name], "no temporary file is left"
+
+
+def test_those_used_longest_ago_go_first(folder, reads, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    text = (folder / "child.yaml").read_text()
+    files = [folder / f"child{i}.yaml" for i in range(3)]
+    for i, file in enumerate(files):
+        file.write_text(text)
+        kept.lowered(file, _refuse)
+        kept.lowered(files[0], _refuse)
+        for entry in (folder / "cache" / "descriptors").iterdir():  # clocks of file systems are coarse
+            about = entry.stat()
+            os.utime(entry, ns=(about.st_atime_ns, about.st_mtime_ns - 10**9))
+        assert len(reads) == i + 1
+    assert len(list((folder / "cache" / "descriptors").iterdir())) == 2
+    kept.lowered(files[0], _refuse)
+    assert len(reads) == 3
+    kept.lowered(files[1], _refuse)
+    assert len(reads) == 4
 
 
 def test_it_can_be_turned_off_or_have_nowhere_to_go(folder, reads, monkeypatch):

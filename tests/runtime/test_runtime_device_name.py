@@ -153,8 +153,10 @@ print(torchfl.init("npu_v3", device_name="dev2")[0].labels, torch.ones(1, device
 
 def test_a_chip_that_cannot_be_loaded_names_nothing(tmp_path):
     bad = tmp_path / "bad.yaml"
-    (tmp_path / "libbad.so").write_text("no library")
-    bad.write_text("hcd: 1\nchip: {name: Bad, device_type: bad}\nadapter: {library: libbad.so}\n")
+    from torchfl._paths import shipped_chips
+
+    bad.write_text(shipped_chips()["npu_v3"].read_text().replace("device_type: npu_v3", "device_type: bad"))
+    (tmp_path / "libuba_npu_v3.so").write_text("no library")
     ran = run_script(
         """
 import sys, torch, torchfl

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchfl.hcd.diagnostics import Diagnostic
 
+#: Descriptors kept; the ones used longest ago go first.
+MOST_FILES = 32
+
 _NAMED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -39,6 +42,7 @@ def lowered(path: str | Path, warn: Callable[[Diagnostic], object]) -> dict[str,
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             kept = json.loads(file.read_bytes())
             if kept["state"] == _state(kept["files"], kept["variables"]):
+                os.utime(file)
                 return dict(kept["lowered"])
     from torchfl.hcd.reader import load
 
@@ -77,3 +81,5 @@ def _write(file: Path, text: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", suffix=".tmp", delete=False) as temporary:
         temporary.write(text)
     os.replace(temporary.name, file)  # noqa: PTH105
+    for old in sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
