@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from torchfl import profiler as profiler
+    from torchfl._as_cuda import as_cuda
     from torchfl._engine import (
         LoadedChip,
         chips,
@@ -45,6 +46,7 @@ __all__ = [
     "UnsupportedOpError",
     "VersionError",
     "__version__",
+    "as_cuda",
     "chips",
     "devices",
     "explain",
@@ -70,6 +72,7 @@ _HOME = {
     "LoadError": "torchfl.errors",
     "UnsupportedOpError": "torchfl.errors",
     "VersionError": "torchfl.errors",
+    "as_cuda": "torchfl._as_cuda",
     "get_include": "torchfl._paths",
 }
 

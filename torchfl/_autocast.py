@@ -8,38 +8,36 @@ left as it is, since lowering it would send it to the CPU.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
-from torchfl import hcd
 from torchfl.hcd import opnames
 
 #: A descriptor's list -> the engine's policy.
 _POLICIES = {"lower_precision": "lower_precision", "fp32": "fp32", "promote": "promote"}
 
 
-def lists(defaults: dict[str, list[str]], descriptor: hcd.Descriptor) -> dict[str, list[str]]:
+def lists(defaults: dict[str, list[str]], lowered: dict[str, Any]) -> dict[str, list[str]]:
     """Operators by policy, for `_C.install_autocast`."""
     result = {policy: list(ops) for policy, ops in defaults.items()}
-    own = descriptor.model.tensor.autocast
-    if own is not None:
-        for key, policy in _POLICIES.items():
-            for name in getattr(own, key) or []:
-                bare = name.removeprefix("aten::")
-                for ops in result.values():
-                    ops[:] = [op for op in ops if op.split(".")[0] != bare and op != bare]
-                result[policy].append(bare)
+    for key, policy in _POLICIES.items():
+        for name in lowered["autocast"][key]:
+            bare = name.removeprefix("aten::")
+            for ops in result.values():
+                ops[:] = [op for op in ops if op.split(".")[0] != bare and op != bare]
+            result[policy].append(bare)
     native: dict[str, set[str]] = {}
-    for row in descriptor.lower()["ops"]:
+    for row in lowered["ops"]:
         native.setdefault(row["op"], set()).update(row["dtypes"]["*"])
-    lowered = {"float16", "bfloat16"}
+    half = {"float16", "bfloat16"}
 
     def only_in_full_precision(op: str) -> bool:
         reached = [native.get(name, set()) for name in opnames.resolve(f"aten::{op.split('.')[0]}")]
         served = [dtypes for dtypes in reached if dtypes]
-        return bool(served) and all("float32" in d and not d & lowered for d in served)
+        return bool(served) and all("float32" in d and not d & half for d in served)
 
     result["lower_precision"] = [op for op in result["lower_precision"] if not only_in_full_precision(op)]
     return result
 
 
-def install(engine: ModuleType, descriptor: hcd.Descriptor) -> None:
-    engine.install_autocast(lists(engine.default_autocast_lists(), descriptor))
+def install(engine: ModuleType, lowered: dict[str, Any]) -> None:
+    engine.install_autocast(lists(engine.default_autocast_lists(), lowered))

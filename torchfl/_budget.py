@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from torchfl._patches import engine_patches
 from torchfl.errors import BudgetError
 
 #: (device, operator, path, target, reason)
@@ -136,8 +137,15 @@ def install(engine: Any, warn: Any, device_type: str, lowered: dict[str, Any]) -
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         _watch = Watch(lambda: list(engine.stats(whole=True, off_chip=True)), engine.is_strict, warn)
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: mark())
+        hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: mark())
+        engine_patches.on_undo(hook.remove)
+        engine_patches.on_undo(_forget)
     _watch.add(device_type, Budget(stated["calls"], stated["bytes"], lowered["descriptor"]))
+
+
+def _forget() -> None:
+    global _watch
+    _watch = None
 
 
 def mark() -> None:

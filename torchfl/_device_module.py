@@ -7,6 +7,7 @@ Contract: each module counts and addresses only its own chip's devices, by local
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchfl._memory import MemoryModule
+from torchfl._patches import Patches, engine_patches
 from torchfl.errors import LoadError
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ class DeviceModule(ModuleType):
         self._engine = engine
         self._chip = chip
         self._lowered = lowered
-        self._torch_type = torch._C._get_privateuse1_backend_name()
         self._fractions: dict[int, float] = {}  # of memory, by PyTorch's index
         self._entered = threading.local()  # index: the device of the innermost `with torch.<chip>.device(...)`
         module = self
@@ -102,9 +103,13 @@ class DeviceModule(ModuleType):
 
         self.Stream, self.Event, self.device, self.device_of = Stream, Event, device, device_of
         self.memory = MemoryModule(self)
-        sys.modules[self.memory.__name__] = self.memory
 
     # ------------------------------------------------------------------ devices
+
+    @property
+    def _torch_type(self) -> str:
+        """The type of our devices as PyTorch prints it now."""
+        return torch._C._get_privateuse1_backend_name()
 
     def _index(self, device: Any = None) -> int:
         """PyTorch's index of a device given in any form; None is the current one."""
@@ -262,7 +267,7 @@ class DeviceModule(ModuleType):
     def manual_seed_all(self, seed: int) -> None:
         """Seed all devices of this chip; `torch.manual_seed` comes here in the module of the first chip, which is that
         of PyTorch's device type, and means the devices of all chips."""
-        of_type = self._chip.device_type == self._torch_type
+        of_type = self._chip.first_index == 0
         for i in range(self._engine.device_count()) if of_type else self._indices():
             self._generator(i).manual_seed(int(seed))
 
@@ -389,16 +394,36 @@ def _device_type_number() -> int:
     return int(torch._C._autograd.DeviceType.PrivateUse1) if hasattr(torch._C._autograd, "DeviceType") else 20
 
 
-_modules: dict[str, DeviceModule] = {}  # by device type
+class _AllChips:
+    """Stands for a chip where the device type has a name of its own, which means the devices of every chip."""
+
+    first_index = 0
+
+    def __init__(self, engine: ModuleType, name: str) -> None:
+        self._engine = engine
+        self.name = self.device_type = name
+
+    @property
+    def count(self) -> int:
+        return int(self._engine.device_count())
+
+    @property
+    def labels(self) -> list[str]:
+        return [f"{self.device_type}:{i}" for i in range(self.count)]
+
+
+_modules: dict[str, DeviceModule] = {}  # by the name in front of the colon
 
 
 def _register_locations(engine: ModuleType) -> None:
     """Have saved tensors name their device as its chip does ("npu:1"), so that they come back to that chip whatever
-    else is loaded. PyTorch's own rule counts all devices under the first chip's name, and refuses the others'."""
+    else is loaded and whatever the device type is called. PyTorch's own rule counts all devices under the first chip's
+    name, and refuses the others'. A process that prints another name for our devices saves that one."""
 
     def tag(storage: Any) -> str | None:
-        ours = storage.device.type == torch._C._get_privateuse1_backend_name()
-        return str(engine.label(storage.device.index)) if ours else None
+        if storage.device.type != torch._C._get_privateuse1_backend_name():
+            return None
+        return str(storage.device) if engine.shown_device_name() else str(engine.label(storage.device.index))
 
     def restore(storage: Any, location: str) -> Any:
         if location.partition(":")[0] not in _modules:
@@ -406,29 +431,63 @@ def _register_locations(engine: ModuleType) -> None:
         here = torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
         return here.to(torch.device(location)).untyped_storage()
 
+    registry = torch.serialization._package_registry
     torch.serialization.register_package(19, tag, restore)  # before PyTorch's rules for accelerators, from 20 on
+    ours = next(entry for entry in registry if entry[1] is tag)
+    engine_patches.on_undo(lambda: registry.remove(ours))
 
 
-def register(engine: ModuleType, chip: LoadedChip, lowered: dict[str, Any], *, is_first: bool) -> DeviceModule:
-    """Make the chip's names usable: `torch.<device_type>`, "<device_type>:<i>", and for the first chip the methods that
-    PyTorch offers every backend (`tensor.<device_type>()`)."""
-    name = chip.device_type
-    reason = engine.add_device_name(name, chip.first_index, chip.count)
+def make_known(engine: ModuleType, name: str, first_index: int, count: int) -> None:
+    """Have PyTorch read "<name>" and "<name>:<i>". Raises LoadError where that cannot be done."""
+    reason = engine.add_device_name(name, first_index, count)
     if reason:
-        legal = torch._C._get_privateuse1_backend_name()
         raise LoadError(
             f"the device name '{name}' cannot be used: {reason}. Give the chip a device_type of letters and underscores"
-            + ("" if is_first else f", or use '{legal}:{chip.first_index}', which is the same device")
+            f", or use '{torch._C._get_privateuse1_backend_name()}:{first_index}', which is the same device"
         )
+
+
+def attach(patches: Patches, name: str, module: ModuleType) -> None:
+    """Make `module` be `torch.<name>`, and the modules in it `torch.<name>.<part>`."""
+    patches.on_undo(torch.get_device_module.cache_clear)
+    patches.attribute(torch, name, module)
+    patches.item(sys.modules, f"torch.{name}", module)
+    for part, value in vars(module).items():
+        if isinstance(value, ModuleType) and value.__name__.startswith("torch."):
+            patches.item(sys.modules, f"torch.{name}.{part}", value)
+    torch.get_device_module.cache_clear()
+
+
+def register(
+    engine: ModuleType, chip: LoadedChip, lowered: dict[str, Any], type_name: str, *, is_first: bool
+) -> DeviceModule:
+    """Make the chip's names usable: `torch.<device_type>` and "<device_type>:<i>". With the first chip come those of
+    the device type, if it has a name of its own, and the methods that PyTorch offers every backend
+    (`tensor.<type_name>()`)."""
+    name = chip.device_type
+    if name == type_name and not is_first:
+        raise LoadError(f"{chip.name}: '{name}' is the name of the device type already; choose another device_name")
+    make_known(engine, name, chip.first_index, chip.count)
     module = _modules[name] = DeviceModule(engine, chip, lowered)
+    attach(engine_patches, name, module)
     if is_first:
-        torch._register_device_module(name, module)
-        torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+        if name != type_name:
+            make_known(engine, type_name, 0, chip.count)
+            _modules[type_name] = DeviceModule(engine, _AllChips(engine, type_name), lowered)  # type: ignore[arg-type]
+            attach(engine_patches, type_name, _modules[type_name])
+        engine_patches.additions(
+            [
+                torch.Tensor,
+                torch.nn.Module,
+                torch.nn.utils.rnn.PackedSequence,
+                torch.storage._StorageBase,
+                torch.TypedStorage,
+            ],
+            functools.partial(torch.utils.generate_methods_for_privateuse1_backend, for_storage=True),
+        )
         _register_locations(engine)
-    else:
-        setattr(torch, name, module)
-        sys.modules[f"torch.{name}"] = module
+        engine_patches.on_undo(_modules.clear)
     return module
 
 
-__all__ = ["DeviceModule", "DeviceProperties", "register"]
+__all__ = ["DeviceModule", "DeviceProperties", "attach", "make_known", "register"]

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from torchfl import _autocast, _budget, hcd
-from torchfl._native import engine
+from torchfl import _autoload, _budget, _children, _device_name, hcd
+from torchfl._native import engine, log
+from torchfl._patches import engine_patches
 from torchfl._paths import shipped_chips
 from torchfl.errors import LoadError
 
@@ -40,9 +42,10 @@ class LoadedChip:
         return [f"{self.device_type}:{i}" for i in range(self.count)]
 
 
-_descriptors: dict[str, hcd.Descriptor] = {}  # by device type, in the order they were read
+_read: dict[str, dict[str, Any]] = {}  # descriptors, lowered, by device type, in the order they were read
 _loaded: dict[str, LoadedChip] = {}
 _lowered: dict[str, dict[str, Any]] = {}  # by device type
+_parked: dict[str, LoadedChip] = {}  # loaded before `shutdown`; PyTorch keeps their indices
 
 
 def load_hcd(path: str | Path) -> hcd.Descriptor:
@@ -52,8 +55,9 @@ def load_hcd(path: str | Path) -> hcd.Descriptor:
     """
     descriptor = hcd.load(path)
     for warning in descriptor.warnings:
-        _native_log().warning("%s", warning)
-    _descriptors[descriptor.lower()["device_type"]] = descriptor
+        log.warning("%s", warning)
+    lowered = descriptor.lower()
+    _read[lowered["device_type"]] = lowered
     return descriptor
 
 
@@ -65,17 +69,17 @@ def load_uba(device_type: str, path: str | Path | None = None) -> LoadedChip:
 
     Raises torchfl.LoadError if there is no such library, or it is refused.
     """
+    _resume()
     if device_type in _loaded:
         return _loaded[device_type]
-    descriptor = _descriptors.get(device_type)
-    if descriptor is None:
-        known = ", ".join(_descriptors) or "none"
+    lowered = _read.get(device_type)
+    if lowered is None:
+        known = ", ".join(_read) or "none"
         raise LoadError(
             f"no descriptor for device type '{device_type}' was read (read: {known}): call load_hcd() first"
         )
-    lowered = descriptor.lower()
     library = _find_library(device_type, lowered, path)
-    return _activate(lowered, library, _style_of(library, lowered), descriptor)
+    return _activate(lowered, library, _style_of(library, lowered))
 
 
 def load(chip: str | Path) -> LoadedChip:
@@ -88,29 +92,33 @@ def load(chip: str | Path) -> LoadedChip:
                 f"no chip '{chip}': it is neither a file nor one of the shipped chips ({', '.join(shipped) or 'none'})"
             )
         path = shipped[str(chip)]
-    descriptor = load_hcd(path)
-    return load_uba(descriptor.lower()["device_type"])
+    from torchfl.hcd import kept
+
+    lowered = kept.lowered(path, lambda warning: log.warning("%s", warning))
+    _read[lowered["device_type"]] = lowered
+    return load_uba(lowered["device_type"])
 
 
-def init(*chips_to_load: str | Path) -> list[LoadedChip]:
+def init(*chips_to_load: str | Path, device_name: str | None = None) -> list[LoadedChip]:
     """Load chips: those given, else those named in TORCHFL_CHIPS (separated by commas), else every shipped one whose
-    adapter can be loaded here. Returns all loaded chips. Calling it again is harmless."""
-    import os
+    adapter can be loaded here. Returns all loaded chips. Calling it again is harmless.
 
-    wanted: list[str | Path] = list(chips_to_load)
-    explicit = bool(wanted)
-    if not wanted and os.environ.get("TORCHFL_CHIPS"):
-        wanted = [name.strip() for name in os.environ["TORCHFL_CHIPS"].split(",") if name.strip()]
-        explicit = True
-    if not explicit and _loaded:
-        return chips()
-    for chip in wanted or list(shipped_chips(on_request=False).values()):
+    `device_name` (or TORCHFL_DEVICE_NAME) is what PyTorch calls the device type, instead of the first chip's name: for
+    code that was written for another name. Raises LoadError if it cannot be that, or comes too late.
+    """
+    _device_name.request(device_name)
+    wanted, explicit = list(chips_to_load), True
+    if not wanted:
+        wanted, explicit = _children.default_chips()
+        if not explicit and _loaded:
+            return chips()
+    for chip in wanted:
         try:
             load(chip)
         except (LoadError, engine().LoadError) as error:
             if explicit:
                 raise
-            _native_log().info("%s is not usable here: %s", chip, error)
+            log.info("%s is not usable here: %s", chip, error)
     return chips()
 
 
@@ -127,15 +135,24 @@ def devices() -> list[dict[str, Any]]:
 
 
 def shutdown() -> None:
-    """Undo the patch of PyTorch's device parser, so that only names which stock PyTorch accepts are left, and the look
-    at the heads of nn.MultiheadAttention. Tensors and devices stay valid."""
-    from torchfl import _attention, _processes, _safetensors, _stock_faults
+    """Take back everything that was changed in PyTorch: names, modules, methods, hooks, `as_cuda`, loading on demand.
+    What runs on the CPU then runs as before. Tensors and devices stay valid, and `init` or `load` makes all work again.
 
-    engine().disengage_names()
-    _attention.remove()
-    _stock_faults.remove()
-    _processes.remove()
-    _safetensors.remove()
+    PyTorch itself keeps that there is a device type and the operators registered for it. Its name is hidden, so that it
+    is printed and read as "privateuseone" again, and a module that has no device is left under that name.
+    """
+    from torchfl import _as_cuda
+
+    _as_cuda.end()
+    _autoload.unwatch()
+    engine_patches.undo()
+    _parked.update(_loaded)
+    _loaded.clear()
+    _children.forget()
+    if _parked:
+        from torchfl import _no_device
+
+        _no_device.install(engine())
 
 
 def stats() -> list[dict[str, Any]]:
@@ -232,12 +249,6 @@ def register_fallback(op: str, function: Callable[..., Any] | None, device: str 
 # ---------------------------------------------------------------------------------------------- the parts of loading
 
 
-def _native_log() -> Any:
-    from torchfl._native import log
-
-    return log
-
-
 def _find_library(device_type: str, lowered: dict[str, Any], path: str | Path | None) -> Path:
     if path is not None or lowered["adapter_library"]:
         library = Path(path if path is not None else lowered["adapter_library"]).absolute()
@@ -267,26 +278,56 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
     return str(lowered["adapter"]["style"] or "c")  # the loader says what is missing
 
 
-def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hcd.Descriptor) -> LoadedChip:
+def _activate(lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
+    type_name = _device_name.current() if _loaded else _device_name.choose(lowered["device_type"])
+    chip = _add(engine(), lowered, library, style)
+    _attach(chip, lowered, type_name)
+    return chip
+
+
+def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
+    """Make PyTorch know the chip: names, module, hooks. All that is undone by `shutdown`."""
     import torch
 
     # They need torch, which reading a descriptor must not import.
-    from torchfl import _attention, _compose, _device_module, _fallbacks, _processes, _safetensors, _stock_faults
+    from torchfl import _attention, _autocast, _compose, _device_module, _fallbacks, _no_device
+    from torchfl import _processes, _safetensors, _stock_faults
 
     c = engine()
-    device_type = lowered["device_type"]
-    first_chip = c.device_count() == 0 and not _loaded
-    if first_chip:
-        taken = torch._C._get_privateuse1_backend_name()
-        if taken not in ("privateuseone", device_type):
-            raise LoadError(
-                f"another PyTorch backend, '{taken}', already holds the one out-of-tree device type of this process: "
-                "uninstall it, or start a process in which only Torch-FL is loaded"
-            )
+    device_type = chip.device_type
+    is_first = not _loaded
+    if is_first:
+        _device_name.give(type_name)
+        _autoload.unwatch()
+        _no_device.patches.undo()
+        engine_patches.attribute(torch._C, "_has_torch_fl", True)
+        engine_patches.on_undo(c.disengage_names)
+        _autocast.install(c, lowered)
+        _compose.install(c, _lowered)
+        _fallbacks.install(c)
+        atexit.unregister(c.finish_autograd)
+        atexit.register(c.finish_autograd)
+    _lowered[device_type] = lowered
+    _budget.install(c, log.warning, device_type, lowered)
+    unit = lowered["attention"]
+    if unit and unit["enabled"] and unit["beyond"] == "error":
+        _attention.install()
+    _device_module.register(c, chip, lowered, type_name, is_first=is_first)
+    _loaded[device_type] = chip
+    if is_first:
+        _stock_faults.install(engine_patches)
+        _processes.install(c, engine_patches)
+        _safetensors.install()
+        engine_patches.on_undo(_safetensors.remove)
+    _children.remember(chip.descriptor for chip in _loaded.values())
+
+
+def _add(c: ModuleType, lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
+    """Open the adapter and count its devices, for good."""
     info = c.add_chip(lowered, str(library), style)
     chip = LoadedChip(
         name=info["name"],
-        device_type=device_type,
+        device_type=lowered["device_type"],
         count=info["count"],
         first_index=info["first_index"],
         descriptor=lowered["descriptor"],
@@ -297,27 +338,23 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
         missing_kernels=info["missing_kernels"],
     )
     if chip.missing_kernels:
-        _native_log().warning(
+        log.warning(
             "%s: the descriptor names kernels that %s does not have, so those rows are passed over: %s",
             chip.name,
             library.name,
             ", ".join(sorted(set(chip.missing_kernels))),
         )
-    if first_chip:
-        atexit.register(c.finish_autograd)
-        torch.utils.rename_privateuse1_backend(device_type)
-        _autocast.install(c, descriptor)
-        _compose.install(c, _lowered)
-        _fallbacks.install(c)
-    _lowered[device_type] = lowered
-    _budget.install(c, _native_log().warning, device_type, lowered)
-    unit = lowered["attention"]
-    if unit and unit["enabled"] and unit["beyond"] == "error":
-        _attention.install()
-    _device_module.register(c, chip, lowered, is_first=first_chip)
-    _stock_faults.install(torch._C._get_privateuse1_backend_name())
-    _processes.install(c)
-    _safetensors.install()
-    torch._C._has_torch_fl = True
-    _loaded[device_type] = chip
     return chip
+
+
+def _resume() -> None:
+    """Give the chips that were there before `shutdown` back their names, in their order: PyTorch kept their indices."""
+    parked = sorted(_parked.values(), key=lambda chip: chip.first_index)
+    _parked.clear()
+    for chip in parked:
+        _attach(chip, _lowered[chip.device_type], _device_name.choose(chip.device_type))
+
+
+def lowered_of(chip: LoadedChip) -> dict[str, Any]:
+    """The descriptor of a loaded chip as the engine has it."""
+    return _lowered[chip.device_type]

@@ -21,32 +21,48 @@ def _minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def check_torch_version() -> None:
-    """Compare the installed torch with the one the engine was compiled for.
-
-    Raises VersionError if torch is missing or of another minor version.
-    """
+def mismatch(installed: str | None) -> str:
+    """Why the engine does not fit this version of torch; "" if it does. None: there is no torch."""
     from torchfl._paths import native_root
 
     native_root()  # a clear error if nothing was built
     from torchfl._build_info import TORCH_VERSION as built_for
 
+    if installed is None:
+        return f"PyTorch is not installed; this Torch-FL needs torch {_minor(built_for)}.*"
+    if _minor(installed) == _minor(built_for):
+        return ""
+    return (
+        f"this Torch-FL was built for torch {built_for}, but torch {installed} is installed: "
+        f"pip install 'torch=={_minor(built_for)}.*', or rebuild Torch-FL against torch {_minor(installed)}"
+    )
+
+
+def check_torch_version() -> None:
+    """Compare the installed torch with the one the engine was compiled for.
+
+    Raises VersionError if torch is missing or of another minor version.
+    """
     try:
         installed = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        raise VersionError(f"PyTorch is not installed; this Torch-FL needs torch {_minor(built_for)}.*") from None
-    if _minor(installed) != _minor(built_for):
-        raise VersionError(
-            f"this Torch-FL was built for torch {built_for}, but torch {installed} is installed: "
-            f"pip install 'torch=={_minor(built_for)}.*', or rebuild Torch-FL against torch {_minor(installed)}"
-        )
+        installed = None
+    reason = mismatch(installed)
+    if reason:
+        raise VersionError(reason)
 
 
 @functools.cache
 def engine() -> ModuleType:
     """The extension module. The first call imports torch."""
     check_torch_version()
-    import torch  # noqa: F401  (its libraries must be in the process before ours)
+    from torchfl import _autoload
+
+    _autoload.engine_is_coming = True
+    try:
+        import torch  # noqa: F401  (its libraries must be in the process before ours)
+    finally:
+        _autoload.engine_is_coming = False
 
     from torchfl import _C
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import sys
 from pathlib import Path
 
 from torchfl.errors import LoadError
@@ -41,6 +43,19 @@ def sdk_dir(name: str) -> Path:
         known = sorted(p.name for p in root.parent.glob("*")) if root.parent.is_dir() else []
         raise LoadError(f"no simulated SDK '{name}'; there are: {', '.join(known) or 'none'}")
     return root
+
+
+def cache_dir(kind: str) -> Path | None:
+    """Where results of one kind are kept for the next process: in `TORCHFL_CACHE_DIR`, else in `torchfl` in the user's
+    cache folder. None if nowhere: an empty value turns it off."""
+    named = os.environ.get("TORCHFL_CACHE_DIR")
+    if named is not None:
+        return Path(named) / kind if named else None
+    if sys.platform == "darwin":
+        root = Path.home() / "Library" / "Caches"
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "torchfl" / kind
 
 
 #: Shipped chips that are loaded only where they are named: what they give are no results.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_stock: Any = None
+from torchfl._patches import Patches
 
 
 def restore(host: torch.UntypedStorage, label: str, descriptor: str, adapter: str) -> torch.UntypedStorage:
@@ -26,19 +26,14 @@ def restore(host: torch.UntypedStorage, label: str, descriptor: str, adapter: st
     return torch.tensor([], dtype=torch.uint8).set_(host).to(torch.device(label)).untyped_storage()
 
 
-def install(engine: ModuleType) -> None:
+def install(engine: ModuleType, patches: Patches) -> None:
     """Teach torch.multiprocessing to send storages of our devices."""
-    global _stock
-    if _stock is not None:
-        return
     import torch.multiprocessing  # registers its own reducers first
-    from torch.multiprocessing import reductions
-
-    _stock = reductions.reduce_storage
+    from torch.multiprocessing.reductions import reduce_storage as stock
 
     def reduce(storage: torch.UntypedStorage) -> Any:
         if storage.device.type != torch._C._get_privateuse1_backend_name():
-            return _stock(storage)
+            return stock(storage)
         import torchfl
 
         label = str(engine.label(storage.device.index))
@@ -46,14 +41,7 @@ def install(engine: ModuleType) -> None:
         host = torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).cpu().untyped_storage()
         return restore, (host, label, chip.descriptor, chip.adapter)
 
-    ForkingPickler.register(torch.UntypedStorage, reduce)
+    patches.item(ForkingPickler._extra_reducers, torch.UntypedStorage, reduce)
 
 
-def remove() -> None:
-    global _stock
-    if _stock is not None:
-        ForkingPickler.register(torch.UntypedStorage, _stock)
-        _stock = None
-
-
-__all__ = ["install", "remove", "restore"]
+__all__ = ["install", "restore"]

@@ -4,18 +4,12 @@
 #include <ATen/Context.h>
 #include <c10/core/Device.h>
 
-#include "runtime.h"
-
-#if defined(__ELF__)
-#include <link.h>
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
-#include <cstring>
+#include <algorithm>
 #include <map>
 #include <mutex>
-#include <vector>
+
+#include "import_slots.h"
+#include "runtime.h"
 
 namespace torchfl::device_names {
 namespace {
@@ -61,105 +55,25 @@ void construct(c10::Device* self, const std::string& text) {
   new (self) c10::Device(kDevice, c10::DeviceIndex(index));
 }
 
-#if defined(__ELF__)
-#if defined(__x86_64__)
-constexpr unsigned kJumpSlot = R_X86_64_JUMP_SLOT, kGlobDat = R_X86_64_GLOB_DAT;
-#elif defined(__aarch64__)
-constexpr unsigned kJumpSlot = R_AARCH64_JUMP_SLOT, kGlobDat = R_AARCH64_GLOB_DAT;
-#else
-constexpr unsigned kJumpSlot = ~0u, kGlobDat = ~0u;
-#endif
+ImportSlots g_parser({"_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+                      "_ZN3c106DeviceC2ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"},
+                     {"libtorch"});
 
-const char* const kSymbols[] = {"_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
-                                "_ZN3c106DeviceC2ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"};
+std::string engage() { return g_parser.point(reinterpret_cast<void*>(&construct)); }
 
-struct Slot {
-  void** address;
-  void* original;
-};
-std::vector<Slot> g_slots;
+// The printed name. It is replaced where c10 and torch ask for the backend's name; this library asks c10 itself, so
+// what the engine says and compares stays true.
+std::atomic<const std::string*> g_shown{nullptr};
+thread_local int t_true_names = 0;
+ImportSlots g_printer({"_ZN3c1023get_privateuse1_backendB5cxx11Eb"}, {"libtorch", "libc10"});
 
-bool write_slot(void** address, void* value) {
-  const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
-  void* start = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) & ~(page - 1));
-  // Slots lie in memory that is read-only after relocation.
-  if (mprotect(start, page, PROT_READ | PROT_WRITE) != 0) return false;
-  *address = value;
-  mprotect(start, page, PROT_READ);
-  return true;
+std::string shown_name(bool lower_case) {
+  const std::string* shown = g_shown.load(std::memory_order_acquire);
+  if (shown == nullptr || t_true_names > 0) return c10::get_privateuse1_backend(lower_case);
+  std::string name = *shown;
+  if (!lower_case) std::transform(name.begin(), name.end(), name.begin(), ::toupper);
+  return name;
 }
-
-void visit_relocations(ElfW(Addr) base, const ElfW(Rela) * table, size_t bytes, const ElfW(Sym) * symbols,
-                       const char* strings) {
-  for (size_t i = 0; i < bytes / sizeof(ElfW(Rela)); i++) {
-    const unsigned type = unsigned(ELF64_R_TYPE(table[i].r_info));
-    if (type != kJumpSlot && type != kGlobDat) continue;
-    const char* name = strings + symbols[ELF64_R_SYM(table[i].r_info)].st_name;
-    if (std::strcmp(name, kSymbols[0]) != 0 && std::strcmp(name, kSymbols[1]) != 0) continue;
-    auto** slot = reinterpret_cast<void**>(base + table[i].r_offset);
-    g_slots.push_back({slot, *slot});
-  }
-}
-
-int visit_library(dl_phdr_info* info, size_t, void*) {
-  const char* name = info->dlpi_name != nullptr ? info->dlpi_name : "";
-  const char* base_name = std::strrchr(name, '/');
-  base_name = base_name != nullptr ? base_name + 1 : name;
-  if (std::strncmp(base_name, "libtorch", 8) != 0) return 0;
-  const ElfW(Rela)* plt = nullptr;
-  const ElfW(Rela)* rela = nullptr;
-  size_t plt_bytes = 0, rela_bytes = 0;
-  const ElfW(Sym)* symbols = nullptr;
-  const char* strings = nullptr;
-  for (int i = 0; i < info->dlpi_phnum; i++) {
-    if (info->dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
-    for (auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-         entry->d_tag != DT_NULL; entry++) {
-      switch (entry->d_tag) {
-        case DT_JMPREL:
-          plt = reinterpret_cast<const ElfW(Rela)*>(entry->d_un.d_ptr);
-          break;
-        case DT_PLTRELSZ:
-          plt_bytes = entry->d_un.d_val;
-          break;
-        case DT_RELA:
-          rela = reinterpret_cast<const ElfW(Rela)*>(entry->d_un.d_ptr);
-          break;
-        case DT_RELASZ:
-          rela_bytes = entry->d_un.d_val;
-          break;
-        case DT_SYMTAB:
-          symbols = reinterpret_cast<const ElfW(Sym)*>(entry->d_un.d_ptr);
-          break;
-        case DT_STRTAB:
-          strings = reinterpret_cast<const char*>(entry->d_un.d_ptr);
-          break;
-        default:
-          break;
-      }
-    }
-  }
-  if (symbols == nullptr || strings == nullptr) return 0;
-  if (plt != nullptr) visit_relocations(info->dlpi_addr, plt, plt_bytes, symbols, strings);
-  if (rela != nullptr) visit_relocations(info->dlpi_addr, rela, rela_bytes, symbols, strings);
-  return 0;
-}
-
-std::string engage() {
-  if (!g_slots.empty()) return "";
-  dl_iterate_phdr(visit_library, nullptr);
-  if (g_slots.empty()) return "this torch build does not import c10::Device(std::string) where it could be translated";
-  for (const Slot& slot : g_slots) {
-    if (!write_slot(slot.address, reinterpret_cast<void*>(&construct))) {
-      disengage();
-      return "the system does not let the import table be written (mprotect failed)";
-    }
-  }
-  return "";
-}
-#else
-std::string engage() { return "only ELF systems (Linux) have an import table that can be re-pointed"; }
-#endif
 
 // What stock PyTorch parses as the backend itself.
 bool stock_parses(const std::string& name) {
@@ -179,19 +93,40 @@ std::string add(const std::string& name, int first_index, int count) {
   return engage();
 }
 
-bool engaged() {
-#if defined(__ELF__)
-  return !g_slots.empty();
-#else
-  return false;
-#endif
+void remove(const std::string& name) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  auto* names = new std::map<std::string, Range>(*g_names.load());
+  names->erase(name);
+  g_names.store(names, std::memory_order_release);
 }
 
+std::string show(const std::string& name) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  if (name.empty()) {
+    g_printer.restore();
+    g_shown.store(nullptr, std::memory_order_release);
+    return "";
+  }
+  g_shown.store(new std::string(name), std::memory_order_release);  // the old one may be in use: it is not freed
+  return g_printer.point(reinterpret_cast<void*>(&shown_name));
+}
+
+std::string shown() {
+  const std::string* name = g_shown.load(std::memory_order_acquire);
+  return name != nullptr && t_true_names == 0 ? *name : "";
+}
+
+void true_names(bool on) { t_true_names += on ? 1 : -1; }
+
+uintptr_t parser() { return reinterpret_cast<uintptr_t>(&construct); }
+
+bool engaged() { return g_parser.pointed(); }
+
 void disengage() {
-#if defined(__ELF__)
-  for (const Slot& slot : g_slots) write_slot(slot.address, slot.original);
-  g_slots.clear();
-#endif
+  show("");
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_parser.restore();
+  g_names.store(new std::map<std::string, Range>(), std::memory_order_release);
 }
 
 }  // namespace torchfl::device_names

@@ -473,6 +473,11 @@ PYBIND11_MODULE(_C, m) {
   });
 
   m.def("add_device_name", &device_names::add);
+  m.def("remove_device_name", &device_names::remove);
+  m.def("show_device_name", &device_names::show);
+  m.def("shown_device_name", &device_names::shown);
+  m.def("true_device_names", &device_names::true_names);
+  m.def("device_parser", &device_names::parser);
   m.def("names_engaged", &device_names::engaged);
   m.def("disengage_names", &device_names::disengage);
   m.def("default_autocast_lists", &autocast::default_lists);

@@ -135,7 +135,7 @@ def lists_of(tmp_path, lists):
     path.write_text(AUTOCAST.format(lists=lists))
     from torchfl._native import engine
 
-    return _autocast.lists(engine().default_autocast_lists(), hcd.load(path))
+    return _autocast.lists(engine().default_autocast_lists(), hcd.load(path).lower())
 
 
 def test_the_default_lists_are_torch_cudas(npu):

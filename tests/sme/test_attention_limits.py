@@ -315,9 +315,9 @@ def test_vmap_asks_for_all_samples_at_once() -> None:
 
 @refusing
 def test_shutdown_leaves_pytorch_as_it_was() -> None:
-    device = _device("npu_v2")
+    device = torch.device(_device("npu_v2"))
     assert F._mha_shape_check.__module__ == "torchfl._attention"
-    torchfl.shutdown()
+    torchfl.shutdown()  # takes the name back, and leaves the device
     assert F._mha_shape_check.__module__ == "torch.nn.functional"
     x = torch.randn(2, 5, EMBEDDING, device=device)
     assert _attention(12, device)(x, x, x)[0].shape == x.shape

@@ -85,6 +85,8 @@ def _examine(chips: list[str]) -> Iterator[Finding]:
     native, torch = _native(), _torch()
     yield native
     yield torch
+    if native.status == "ok" and torch.status == "ok":
+        yield _autoload()
     usable = []
     for name, descriptor in _chips(chips):
         finding, adapter = _descriptor(name, descriptor)
@@ -100,6 +102,25 @@ def _examine(chips: list[str]) -> Iterator[Finding]:
 
 
 # ---------------------------------------------------------------------------------------------- the installation
+
+_ASK = "import json, torch; from torchfl._autoload import state; print(json.dumps(state()))"
+
+
+def _autoload() -> Finding:
+    """What `import torch` alone gives, in a process of its own."""
+    try:
+        asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=_PROBE_SECONDS)
+        trouble, names = json.loads(asked.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return Finding(
+            "import torch", "fail", f"does not come to its end: {error}", "TORCHFL_AUTOLOAD=0 leaves it alone"
+        )
+    if trouble:
+        return Finding(
+            "import torch", "warn", f"gives no device by itself: {trouble}", "call torchfl.init() in your code"
+        )
+    return Finding("import torch", "ok", f"is enough for {', '.join(names) or 'no chip'}")
+
 
 _REINSTALL = "in a checkout `make venv`; else `pip install --force-reinstall flagos-torchfl`"
 

@@ -62,11 +62,18 @@ def run(
     module: Annotated[
         str | None, typer.Option("--module", "-m", metavar="MODULE", help="Run a module instead, as python -m does.")
     ] = None,
+    as_cuda: Annotated[
+        bool, typer.Option("--as-cuda", help="For a script written for CUDA: 'cuda' means the first chip's devices.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --as-cuda, also where PyTorch has CUDA devices of its own.")
+    ] = False,
 ) -> None:
     """Run a PyTorch script with the chips loaded; the script needs no change but the name of its device.
 
     \b
-    Without --chip: the chips in TORCHFL_CHIPS, else every shipped one that can be loaded.
+    Without --chip: the chips in TORCHFL_CHIPS, else every shipped one that can be loaded; with --as-cuda, else the
+    one that declares the most operators.
     TORCH_FL_DEBUG=1 prints which kernel serves each operator. The exit status is the script's.
 
     \b
@@ -75,13 +82,19 @@ def run(
       torchfl run --chip mychip/mychip.yaml mychip/tests/smoke.py
       torchfl run --chip npu_v2 --chip npu_v3 compare.py
       torchfl run --chip npu_v3 -m timeit "import torch; torch.ones(4, device='npu_v3')"
+      torchfl run --as-cuda --chip npu_v3 train_on_cuda.py
     """
     args = script or []
     if module is None and not args:
         raise typer.BadParameter("name a script, or a module with -m", param_hint="SCRIPT")
     if module is None and not Path(args[0]).exists():
         fail(f"error: {args[0]}: there is no such file", 2)
-    load_chips(chip or [])
+    if chip or not as_cuda:
+        load_chips(chip or [])
+    if as_cuda:
+        import torchfl
+
+        torchfl.as_cuda(force=force)
     status = execute(module, args)
     if status:
         raise typer.Exit(status)

@@ -13,11 +13,11 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchfl._paths import cache_dir
 from torchfl.compose.program import FORMAT, Program
 
 MOST_BYTES = 64 << 20
@@ -26,14 +26,7 @@ _CHECK_EVERY = 64  # writes between looks at the size of the folder
 
 def default_folder() -> Path | None:
     """Where programs are kept; None if nowhere."""
-    named = os.environ.get("TORCHFL_CACHE_DIR")
-    if named is not None:
-        return Path(named) / "programs" if named else None
-    if sys.platform == "darwin":
-        root = Path.home() / "Library" / "Caches"
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "torchfl" / "programs"
+    return cache_dir("programs")
 
 
 class ProgramCache:

@@ -11,7 +11,7 @@ Nodes are shared (aliases, inheritance), so they are never changed once built: l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,7 +147,7 @@ def parse(data: bytes, file: str, report: Report) -> Map | None:
         return None
     builder = _Builder(file, report)
     try:
-        builder.run(text)
+        builder.run(_events(text))
     except _Stop:
         return None
     except yaml.MarkedYAMLError as error:
@@ -173,6 +173,18 @@ def parse(data: bytes, file: str, report: Report) -> Map | None:
         else:
             report.add("HCD008", root.place, f"the top level is {kind(root)}, not a mapping")
     return root if isinstance(root, Map) else None
+
+
+def _events(text: str) -> Iterable[Any]:
+    """The events of YAML's parser. libyaml's takes a tenth of the time, where PyYAML was built with it; what it refuses
+    the other one refuses too, and says in words that docs/diagnostics.md knows."""
+    fast = getattr(yaml, "CSafeLoader", None)
+    if fast is not None:
+        try:
+            return list(yaml.parse(text, Loader=fast))
+        except yaml.YAMLError:
+            pass
+    return yaml.parse(text, Loader=yaml.SafeLoader)
 
 
 class _Stop(Exception):
@@ -204,8 +216,8 @@ class _Builder:
         self._documents = 0
         self._errors = 0
 
-    def run(self, text: str) -> None:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    def run(self, events: Iterable[Any]) -> None:
+        for event in events:
             if isinstance(event, DocumentStartEvent):
                 self._documents += 1
                 if self._documents > 1:
@@ -253,7 +265,7 @@ class _Builder:
         same_line = end.line == start.line
         width = end.column - start.column if same_line else 1
         value: Value = event.value
-        if event.style is None:
+        if not event.style:  # plain; libyaml's events have ""
             value = self._resolve(event)
         node = Scalar(self._where(event), max(1, width), self._next_path(), value)
         if event.anchor:
@@ -336,7 +348,7 @@ class _Builder:
         key = event.value if isinstance(event, ScalarEvent) else str(value)
         node = Scalar(node.place, node.width, join(owner.path, key), key)
         frame.key = node
-        if key == "<<" and isinstance(event, ScalarEvent) and event.style is None:
+        if key == "<<" and isinstance(event, ScalarEvent) and not event.style:
             self._fail("HCD006", event, "merge keys are not part of YAML 1.2", "use 'extends' to inherit from a file")
             frame.skip_value = True
         elif key in owner.keys:
