@@ -290,8 +290,17 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     import torch
 
     # They need torch, which reading a descriptor must not import.
-    from torchfl import _attention, _autocast, _compose, _device_module, _fallbacks, _no_device
-    from torchfl import _processes, _safetensors, _stock_faults
+    from torchfl import (
+        _attention,
+        _autocast,
+        _compose,
+        _device_module,
+        _fallbacks,
+        _no_device,
+        _processes,
+        _safetensors,
+        _stock_faults,
+    )
 
     c = engine()
     device_type = chip.device_type
@@ -314,8 +323,9 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
         _attention.install()
     _device_module.register(c, chip, lowered, type_name, is_first=is_first)
     _loaded[device_type] = chip
-    if is_first:
+    if chip.count > 0:
         _stock_faults.install(engine_patches)
+    if is_first:
         _processes.install(c, engine_patches)
         _safetensors.install()
         engine_patches.on_undo(_safetensors.remove)

@@ -41,7 +41,8 @@ def install(engine: ModuleType, patches: Patches) -> None:
         host = torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).cpu().untyped_storage()
         return restore, (host, label, chip.descriptor, chip.adapter)
 
-    patches.item(ForkingPickler._extra_reducers, torch.UntypedStorage, reduce)
+    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    patches.item(reducers, torch.UntypedStorage, reduce)
 
 
 __all__ = ["install", "restore"]
