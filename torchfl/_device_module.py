@@ -104,6 +104,10 @@ class DeviceModule(ModuleType):
         self.Stream, self.Event, self.device, self.device_of = Stream, Event, device, device_of
         self.memory = MemoryModule(self)
 
+    def __dir__(self) -> list[str]:
+        """What belongs to users: the functions are the class's, and `dir` of a module shows those of the instance."""
+        return sorted(name for name in {*dir(type(self)), *vars(self)} if not name.startswith("_"))
+
     # ------------------------------------------------------------------ devices
 
     @property
@@ -198,6 +202,15 @@ class DeviceModule(ModuleType):
     def power_draw(self, device: Any = None) -> float:
         """Milliwatts, as torch.cuda counts."""
         return 1000 * self._telemetry("power", device)
+
+    def clock_rate(self, device: Any = None) -> int:
+        """Megahertz; 0 if the device does not say."""
+        return self.get_device_properties(device).clock_rate
+
+    def device_memory_used(self, device: Any = None) -> int:
+        """Bytes of the device's memory that are taken, by this and other processes."""
+        free, total = self.mem_get_info(device)
+        return total - free
 
     def is_bf16_supported(self) -> bool:
         return "bfloat16" in self._lowered["dtypes"]

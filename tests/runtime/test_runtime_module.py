@@ -187,3 +187,12 @@ def test_autocast_knows_the_device(npu):
         stack.enter_context(torch.autocast("npu_v3", dtype=torch.float16))
         assert torch.is_autocast_enabled("npu_v3")
     assert not torch.is_autocast_enabled("npu_v3")
+
+
+def test_names_are_listed_for_completion(npu):
+    names = dir(torch.npu_v3)
+    assert {"Stream", "Event", "memory_allocated", "memory", "manual_seed_all", "synchronize"} <= set(names)
+    assert not [name for name in names if name.startswith("_")]
+    assert torch.npu_v3.clock_rate() == 1000
+    held = torch.empty(1 << 22, dtype=torch.uint8, device=npu)
+    assert torch.npu_v3.device_memory_used() >= held.numel()
