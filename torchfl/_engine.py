@@ -130,9 +130,11 @@ def shutdown() -> None:
     """Undo the patch of PyTorch's device parser, so that only names which stock PyTorch accepts are left, and the look
     at the heads of nn.MultiheadAttention. Tensors and devices stay valid."""
     from torchfl import _attention
+    from torchfl import compile as _compile
 
     engine().disengage_names()
     _attention.remove()
+    _compile.remove()
 
 
 def stats() -> list[dict[str, Any]]:
@@ -269,6 +271,7 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
 
     # They need torch, which reading a descriptor must not import.
     from torchfl import _attention, _compose, _device_module, _fallbacks
+    from torchfl import compile as _compile
 
     c = engine()
     device_type = lowered["device_type"]
@@ -314,4 +317,5 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
     _device_module.register(c, chip, lowered, is_first=first_chip)
     torch._C._has_torch_fl = True
     _loaded[device_type] = chip
+    _compile.install()
     return chip

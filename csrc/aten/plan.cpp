@@ -8,6 +8,7 @@
 #include "attention_limits.h"
 #include "composer.h"
 #include "custom_route.h"
+#include "graph_fused.h"
 #include "own_composites.h"
 #include "transfer.h"
 #include "unsupported.h"
@@ -245,7 +246,7 @@ bool compose_here(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   Plan& plan = *built.plan;
   Decision& decision = built.decision;
   // Without a tensor of ours it is a factory, which PyTorch makes of `empty` and an operator that has one.
-  if (!can_compose() || signature.host_tensors || signature.device < 0 ||
+  if (!can_compose() || is_fused(op.schema.name) || signature.host_tensors || signature.device < 0 ||
       !plan.entry->chip->routes.may_compose(op.schema))
     return false;
   const bool composed = compose_plan(op, args, signature, built, why);
