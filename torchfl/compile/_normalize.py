@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -23,6 +24,8 @@ def run(graph: Graph) -> None:
             _training_norm(graph, node)
         elif node.target is aten.clone.default:
             _drop_clone(graph, node)
+        elif node.target is aten.expand.default:
+            _drop_expand(graph, node)
 
 
 def _inference_norm(graph: Graph, node: Node) -> None:
@@ -64,6 +67,19 @@ def _drop_clone(graph: Graph, node: Node) -> None:
     if _makes_view(source) or any(_makes_view(user) for user in node.users if user.op != "output"):
         return  # a view of it may be a result
     if tuple(val.stride()) == tuple(copied.stride()) and val.storage_offset() == copied.storage_offset() == 0:
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+
+
+def _drop_expand(graph: Graph, node: Node) -> None:
+    """Attention expands what has its shape already."""
+    source = node.args[0]
+    val, same = node.meta.get("val"), source.meta.get("val") if isinstance(source, Node) else None
+    if not isinstance(source, Node) or val is None or same is None or val.dim() != same.dim():
+        return
+    if any(user.op == "output" for user in node.users):
+        return
+    if all(statically_known_true(a == b) for a, b in zip(val.shape, same.shape, strict=True)):
         node.replace_all_uses_with(source)
         graph.erase_node(node)
 
