@@ -1,7 +1,7 @@
 """`torch.compile` for our devices: `backend="torchfl"`, and what stock PyTorch asks a device for.
 
-Contract: importing this package imports no torch. `backend` is what PyTorch calls for `torch.compile(backend="torchfl")`
-(entry point `torch_dynamo_backends`). `install` makes the name known without that entry point, tells Dynamo of the
+Contract: importing this package imports no torch. `backend` is what PyTorch calls for `backend="torchfl"` (entry point
+`torch_dynamo_backends`). `install` makes the name known without that entry point, tells Dynamo of the
 device, and has the default backend leave graphs of our devices to this one; all that happens when PyTorch imports the
 modules concerned, never before, since they take seconds. `remove` undoes it.
 """

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchfl._native import engine
-from torchfl.compile._normalize import _positional
+from torchfl.compile._normalize import positional, same_sizes
 from torchfl.hcd import opnames
 
 aten = torch.ops.aten
@@ -110,7 +109,7 @@ def _match(chain: _Chain, first: Node) -> _Match | None:
     for link in chain.links[1:]:
         passed: list[Node] = []
         reader = _only_reader(value)
-        while reader is not None and reader.target in _RESHAPES:
+        while reader is not None and reader.target in _RESHAPES and not _is(reader, link):
             passed.append(reader)
             value = reader
             reader = _only_reader(value)
@@ -120,9 +119,8 @@ def _match(chain: _Chain, first: Node) -> _Match | None:
         following = _value_of(reader)
         if position is None or following is None:
             return None
-        if any(match.reshapes) or passed:
-            if not _row_by_row(reader, value, match.values[0], position):
-                return None
+        if (any(match.reshapes) or passed) and not _row_by_row(reader, value, match.values[0], position):
+            return None
         match.links.append(reader)
         match.values.append(following)
         match.reshapes.append(passed)
@@ -137,7 +135,7 @@ def _only_reader(value: Node) -> Node | None:
 
 def _position(node: Node, value: Node, link: _Link) -> int | None:
     """Where `value` stands among the arguments, if the kernel's call has it there, or it may as well."""
-    args = _positional(node)
+    args = positional(node)
     places = [i for i, arg in enumerate(args) if arg is value]
     if places == [link.chained]:
         return link.chained
@@ -149,21 +147,19 @@ def _shape(node: Node) -> Sequence[Any]:
     return tuple(node.meta["val"].shape)
 
 
-def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
-
-
 def _row_by_row(node: Node, value: Node, start: Node, position: int) -> bool:
     """Whether the link gives the same for the value in the shape that the chain started with."""
     if sum(not isinstance(size, int) for size in _shape(start)) > 1:
         return False
     if node.target is aten.native_layer_norm.default:
         normalized = node.args[1]
-        return len(normalized) == 1 and _same(_shape(start)[-1:], _shape(value)[-1:])
+        return len(normalized) == 1 and same_sizes(_shape(start)[-1:], _shape(value)[-1:])
     if torch.Tag.pointwise not in node.target.tags:
         return False
-    others = [arg for i, arg in enumerate(_positional(node)) if isinstance(arg, Node) and i != position]
-    return all(isinstance(arg.meta.get("val"), torch.Tensor) and _same(_shape(arg), _shape(value)) for arg in others)
+    others = [arg for i, arg in enumerate(positional(node)) if isinstance(arg, Node) and i != position]
+    return all(
+        isinstance(arg.meta.get("val"), torch.Tensor) and same_sizes(_shape(arg), _shape(value)) for arg in others
+    )
 
 
 def _put(graph: Graph, chain: _Chain, match: _Match) -> bool:
@@ -173,7 +169,7 @@ def _put(graph: Graph, chain: _Chain, match: _Match) -> bool:
     with graph.inserting_before(last):
         arguments: list[Any] = []
         for i, (node, link) in enumerate(zip(match.links, chain.links, strict=True)):
-            args = _positional(node)
+            args = positional(node)
             if match.chained[i] not in (-1, link.chained):  # a commutative operator, the other way round
                 args[link.chained], args[match.chained[i]] = args[match.chained[i]], args[link.chained]
             after_reshape = any(match.reshapes[:i])

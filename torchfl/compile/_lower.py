@@ -1,7 +1,7 @@
 """From a graph of operators to the engine's program object (csrc/aten/graph_program.h).
 
-Contract: `program` gives a function that takes the list of inputs, empties it, and returns the results; `NoProgram` says
-what in the graph has no place in a program. Everything is decided by the graph; nothing is computed here.
+Contract: `program` gives a function that takes and empties the list of inputs, and returns the results; `NoProgram` is
+raised for what in the graph has no place in a program. Everything is decided by the graph; nothing is computed here.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ aten = torch.ops.aten
 
 
 def run(graph: Graph) -> None:
+    _merge_equal(graph)
     for node in list(graph.nodes):
         if node.target is aten._native_batch_norm_legit_no_training.default:
             _inference_norm(graph, node)
@@ -28,9 +29,36 @@ def run(graph: Graph) -> None:
             _drop_expand(graph, node)
 
 
+def _merge_equal(graph: Graph) -> None:
+    """The same operator of the same arguments gives the same, unless it draws numbers or somebody may write to it: so
+    no results, and nothing before a write."""
+    known: dict[Any, Node] = {}
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.is_mutable or _escapes(node) or torch.Tag.nondeterministic_seeded in node.target.tags:
+            continue
+        if any(_is_written(_base(arg)) for arg in node.all_input_nodes):
+            continue
+        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
+        first = known.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _frozen(value: Any) -> Any:
+    """An argument as a key: 1, 1.0 and True are different ones."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, dict):
+        return tuple(sorted((name, _frozen(item)) for name, item in value.items()))
+    return value if isinstance(value, Node) else (type(value), repr(value))
+
+
 def _inference_norm(graph: Graph, node: Node) -> None:
     """input, weight, bias, running_mean, running_var, momentum, eps -> with training=False."""
-    *tensors, momentum, eps = _positional(node)
+    *tensors, momentum, eps = positional(node)
     with graph.inserting_before(node):
         new = graph.call_function(aten.native_batch_norm.default, (*tensors, False, momentum, eps))
     _replace(graph, node, new)
@@ -38,7 +66,7 @@ def _inference_norm(graph: Graph, node: Node) -> None:
 
 def _training_norm(graph: Graph, node: Node) -> None:
     """Its results 3 and 4 are the new running statistics: native_batch_norm writes them to its arguments."""
-    source, weight, bias, mean, var, training, momentum, eps = _positional(node)
+    source, weight, bias, mean, var, training, momentum, eps = positional(node)
     if mean is None or var is None or not training:
         return
     with graph.inserting_before(node):
@@ -56,17 +84,15 @@ def _training_norm(graph: Graph, node: Node) -> None:
 
 
 def _drop_clone(graph: Graph, node: Node) -> None:
-    """Dropout leaves a clone in inference. One of an intermediate value serves nobody in a functional graph, unless it
-    has other strides or is a result."""
+    """Dropout leaves a clone in inference. One that lies like its source serves nobody, unless it is a result, or one
+    of the two is written."""
     source = node.args[0]
     val, copied = node.meta.get("val"), source.meta.get("val") if isinstance(source, Node) else None
-    if not isinstance(source, Node) or source.op != "call_function" or val is None or copied is None:
+    if not isinstance(source, Node) or val is None or copied is None:
         return
-    if any(user.op == "output" for user in node.users) or _is_written(source) or _is_written(node):
+    if _escapes(node) or _is_written(node) or _is_written(_base(source)):
         return
-    if _makes_view(source) or any(_makes_view(user) for user in node.users if user.op != "output"):
-        return  # a view of it may be a result
-    if tuple(val.stride()) == tuple(copied.stride()) and val.storage_offset() == copied.storage_offset() == 0:
+    if same_sizes(val.shape, copied.shape) and same_sizes(val.stride(), copied.stride()):
         node.replace_all_uses_with(source)
         graph.erase_node(node)
 
@@ -75,13 +101,15 @@ def _drop_expand(graph: Graph, node: Node) -> None:
     """Attention expands what has its shape already."""
     source = node.args[0]
     val, same = node.meta.get("val"), source.meta.get("val") if isinstance(source, Node) else None
-    if not isinstance(source, Node) or val is None or same is None or val.dim() != same.dim():
+    if not isinstance(source, Node) or val is None or same is None or _escapes(node):
         return
-    if any(user.op == "output" for user in node.users):
-        return
-    if all(statically_known_true(a == b) for a, b in zip(val.shape, same.shape, strict=True)):
+    if same_sizes(val.shape, same.shape):
         node.replace_all_uses_with(source)
         graph.erase_node(node)
+
+
+def same_sizes(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
 
 
 def _makes_view(node: Node) -> bool:
@@ -89,17 +117,32 @@ def _makes_view(node: Node) -> bool:
     return schema is None or any(result.alias_info is not None for result in schema.returns)
 
 
+def _base(node: Node) -> Node:
+    """Whose memory it is a view of."""
+    while node.op == "call_function" and _makes_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _escapes(node: Node) -> bool:
+    """Whether it, or a view of it, is a result of the graph."""
+    return any(user.op == "output" or (_makes_view(user) and _escapes(user)) for user in node.users)
+
+
 def _is_written(node: Node) -> bool:
+    """Whether somebody writes to it, or to a view of it."""
     for user in node.users:
         schema = getattr(user.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             return True
-        if user.target is aten.native_batch_norm.default and node in user.args[3:5]:
+        if user.target is aten.native_batch_norm.default and node in user.args[3:5] and user.args[5]:
+            return True
+        if user.op != "output" and _makes_view(user) and _is_written(user):
             return True
     return False
 
 
-def _positional(node: Node) -> list[Any]:
+def positional(node: Node) -> list[Any]:
     """The arguments in the order of the schema, defaults filled in."""
     args = list(node.args)
     for argument in node.target._schema.arguments[len(args) :]:
