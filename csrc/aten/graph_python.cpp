@@ -5,6 +5,7 @@
 #include "graph_fused.h"
 #include "graph_program.h"
 #include "module.h"
+#include "undisturbed.h"
 
 namespace py = pybind11;
 
@@ -104,6 +105,32 @@ std::vector<c10::IValue> run_program(const GraphProgram& program, py::list input
 }
 
 }  // namespace
+
+Undisturbed::Undisturbed() {
+  if (!Py_IsInitialized()) return;
+  py::gil_scoped_acquire gil;
+  static PyObject* set =
+      py::object(py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")).release().ptr();
+  PyObject* before = PyObject_CallOneArg(set, Py_None);
+  if (before == nullptr) throw py::error_already_set();
+  if (before == Py_None) {
+    Py_DECREF(before);
+  } else {
+    before_ = before;
+  }
+}
+
+Undisturbed::~Undisturbed() {
+  if (before_ == nullptr) return;
+  py::gil_scoped_acquire gil;
+  const py::error_scope pending;  // an exception may be on its way
+  const py::object before = py::reinterpret_steal<py::object>(static_cast<PyObject*>(before_));
+  try {
+    py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")(before);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("torchfl: giving Dynamo its callback back");
+  }
+}
 
 void define_graph(py::module_& m) {
   py::class_<Slot>(m, "Slot").def(py::init([](int index) { return Slot{index}; })).def_readonly("index", &Slot::index);

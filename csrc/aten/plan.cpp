@@ -11,6 +11,7 @@
 #include "graph_fused.h"
 #include "own_composites.h"
 #include "transfer.h"
+#include "undisturbed.h"
 #include "unsupported.h"
 
 namespace torchfl {
@@ -319,6 +320,7 @@ void check_written_dtype(const OpState& op, int position, c10::ScalarType result
 
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
                      const Refused& refused, bool announce, bool pack, const std::string& no_program) {
+  const Undisturbed undisturbed;
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;

@@ -48,7 +48,7 @@ def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **
     except (TorchDynamoException, ConstraintViolationError):
         raise  # about Dynamo's own work: it knows what to do
     except Exception as error:
-        _uncompiled("graph", error)
+        _uncompiled("as Dynamo gave it", error)
         return graph.forward
 
 
@@ -70,5 +70,5 @@ def _uncompiled(what: str, reason: Exception) -> None:
     text = str(reason).strip().splitlines()
     kind = "" if isinstance(reason, _lower.NoProgram) else f"{type(reason).__name__}: "
     log.warning(
-        "torch.compile: a %s runs operator by operator: %s%s", what, kind, text[0] if text else "no reason given"
+        "torch.compile: a graph (%s) runs operator by operator: %s%s", what, kind, text[0] if text else "no reason given"
     )

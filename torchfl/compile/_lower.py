@@ -98,7 +98,7 @@ class _Builder:
             elif node.op == "call_function":
                 self._place(node)
             elif node.op not in ("placeholder", "output"):
-                raise NoProgram(f"a graph with a node of kind {node.op}")
+                raise NoProgram(f"it has a node of kind {node.op}")
         built = self.c.GraphProgram(self.name, len(inputs), self.count)
         frees = self._last_reads()
         for node in self.nodes:
@@ -115,8 +115,10 @@ class _Builder:
         value: Any = self.gm
         for part in str(node.target).split("."):
             value = getattr(value, part)
-        if isinstance(value, torch.nn.Module) or not isinstance(value, (torch.Tensor, int, float, bool, type(None))):
-            raise NoProgram(f"a graph that holds {type(value).__name__} {node.target}")
+        if isinstance(value, GraphModule):
+            raise NoProgram(f"it holds another graph, {node.target}")
+        if not isinstance(value, (torch.Tensor, int, float, bool, type(None))):
+            raise NoProgram(f"it holds a {type(value).__name__}, {node.target}")
         return value
 
     def _outputs(self) -> list[Any]:
@@ -145,7 +147,7 @@ class _Builder:
         elif self._computes(node) or target is torch.sym_sum:
             self.slots[node] = self._new()
         else:
-            raise NoProgram(f"{torch.fx.node._get_qualified_name(target) if callable(target) else target}")
+            raise NoProgram(f"{getattr(target, '__name__', target)} is no operator that a program has")
 
     @staticmethod
     def _computes(node: Node) -> bool:

@@ -421,7 +421,7 @@ NPU_API npu_status_t npu_v3_matmul_epilogue(npu_stream_t stream, const npu_tenso
 
 /* out = softmax(scale * q @ k + mask) @ v, for each of N heads: q [N, S, D], k [N, D, T], v [N, T, E], out [N, S, E],
  * any strides, one floating dtype, float32 scores that never leave the unit. mask NULL, or [samples, heads, S, T] of
- * the same dtype or float32 with samples * heads = N (stride 0 = broadcast). A row of scores that are all -inf gives
+ * any floating dtype with samples * heads = N (stride 0 = broadcast). A row of scores that are all -inf gives
  * zeros. */
 NPU_API npu_status_t npu_v3_attention(npu_stream_t stream, const npu_tensor_t *q, const npu_tensor_t *k,
                                       const npu_tensor_t *v, const npu_tensor_t *mask, double scale,

@@ -103,7 +103,7 @@ extern "C" NPU_API npu_status_t npu_v3_attention(npu_stream_t stream, const npu_
   TRY(resolve(stream, q, kFloats, Engine::compute, false, fn, "q", &vq));
   TRY(resolve(stream, k, npu::mask(vq.dtype), Engine::compute, false, fn, "k", &vk));
   TRY(resolve(stream, v, npu::mask(vq.dtype), Engine::compute, false, fn, "v", &vv));
-  TRY(resolve(stream, mask, npu::mask(vq.dtype) | npu::mask(NPU_FLOAT32), Engine::compute, true, fn, "mask", &vm));
+  TRY(resolve(stream, mask, kFloats, Engine::compute, true, fn, "mask", &vm));
   TRY(resolve(stream, out, npu::mask(vq.dtype), Engine::compute, false, fn, "out", &vo));
   if (vq.rank != 3 || vk.rank != 3 || vv.rank != 3)
     return fail(NPU_STATUS_INVALID_VALUE, "%s: ranks %d, %d and %d of q, k and v: expected 3", fn, vq.rank, vk.rank,

@@ -72,7 +72,8 @@ NPU_INLINE float fast_erf(float v) {
   q = q * s - 1.68282697438203e-03f;
   q = q * s - 7.37332916720468e-03f;
   q = q * s - 1.42647390514189e-02f;
-  return x * p / q;
+  const float inside = x * p / q, outside = v > 0 ? 1.0f : -1.0f;
+  return s >= 16 ? outside : inside;  // so that large negative numbers times nothing stay nothing
 }
 struct Gelu {
   NPU_INLINE static float f(float x) { return 0.5f * x * (1.0f + fast_erf(x * 0.70710678f)); }
