@@ -404,7 +404,7 @@ NPU_API npu_status_t npu_v3_matmul_pipelined(npu_stream_t stream, const npu_tens
 /* What a unit does to its sums before they are rounded and stored, in this order:
  *   y = (y - mean) / sqrt(variance + eps) * weight + bias, for each filter of a convolution: float32 or y's dtype;
  *   y += residual;
- *   y = activation(y), by float32 polynomials, within 4 units in the last place of the larger of 1 and y.
+ *   y = activation(y), by float32 polynomials, within 8 units in the last place of the larger of 1 and y.
  * What is NULL or 0 is left out. In device time it costs what the residual takes to read. */
 typedef struct npu_epilogue {
   const npu_tensor_t *mean, *variance, *weight, *bias;

@@ -91,7 +91,7 @@ void activations() {
       } else if (std::isinf(want)) {
         bad += out.at(i) != want;
       } else {
-        const bool wrong = !(std::fabs(out.at(i) - want) <= 4 * 0x1p-23 * std::fmax(1, std::fabs(want)));
+        const bool wrong = !(std::fabs(out.at(i) - want) <= 8 * 0x1p-23 * std::fmax(1, std::fabs(want)));
         if (wrong) std::printf("  activation %d of %.9g: %.9g, expected %.9g\n", activation, at, out.at(i), want);
         bad += wrong;
       }
