@@ -108,7 +108,16 @@ def measure(name: str, device: str, batch: int, dtype: str, count: int) -> dict[
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    columns = ["model", "dtype, batch", "eager", "compiled", "compiled / eager", "without fusions", "difference", "memory"]
+    columns = [
+        "model",
+        "dtype, batch",
+        "eager",
+        "compiled",
+        "compiled / eager",
+        "without fusions",
+        "difference",
+        "memory",
+    ]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
         ratio = row["ratio"]

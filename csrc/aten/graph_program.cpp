@@ -4,6 +4,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/stack.h>
+#include <torch/library.h>
 
 #include <cmath>
 
@@ -312,9 +313,11 @@ std::vector<c10::IValue> GraphProgram::run(std::vector<c10::IValue> inputs) cons
       known_.erase(oldest);
     }
     Known& known = known_[key];
+    // Sizes that never come again (a cache that grows) are not worth a plan: all but the first are noted when they do.
+    const bool again = known.used != 0 || known_.size() == 1;
     known.used = ++clock_;
     plan = known.plan;
-    record = plan == nullptr && known.failures < kMostFailures;
+    record = plan == nullptr && again && known.failures < kMostFailures;
   }
   if (plan == nullptr && !record) return run_in(nullptr, slots);
   graph_memory::Scope scope(device_, plan);
@@ -335,6 +338,32 @@ std::vector<c10::IValue> GraphProgram::run(std::vector<c10::IValue> inputs) cons
   }
   return results;
 }
+
+namespace {
+
+// The state of a device's generator (-1: the CPU's), for what is computed a second time with the same numbers.
+at::Generator generator_of(int64_t device) {
+  return device < 0 ? at::globalContext().defaultGenerator(c10::kCPU)
+                    : at::globalContext().defaultGenerator(c10::Device(kDevice, c10::DeviceIndex(device)));
+}
+at::Tensor rng_state(int64_t device) {
+  at::Generator generator = generator_of(device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+void set_rng_state(int64_t device, const at::Tensor& state) {
+  at::Generator generator = generator_of(device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+TORCH_LIBRARY_FRAGMENT(torchfl, m) {
+  m.def("rng_state(int device) -> Tensor", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &rng_state));
+  m.def("set_rng_state(int device, Tensor state) -> ()",
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &set_rng_state));
+}
+
+}  // namespace
 
 GraphProgram::Memory GraphProgram::memory() const {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -206,6 +206,19 @@ def test_dropout_follows_the_seed_and_backward_has_its_mask(backend):
     assert 0.3 < (masks[0] == 0).float().mean() < 0.5
 
 
+def test_checkpointing_draws_the_same_again(backend):
+    from torch.utils.checkpoint import checkpoint
+
+    block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU()).to(DEVICE)
+    x = rows(16, 8).to(DEVICE).requires_grad_()
+    grads = []
+    for function in (torch.compile(lambda x: checkpoint(block, x, use_reentrant=False), backend=backend), block):
+        torch.manual_seed(1)
+        (grad,) = torch.autograd.grad(function(x).sum(), x)
+        grads.append(grad.cpu())
+    torch.testing.assert_close(*grads)
+
+
 def test_what_depends_on_data_breaks_the_graph(backend):
     def function(x):
         if x.sum() > 0:
@@ -317,6 +330,17 @@ def test_memory_is_planned_and_shared():
     memory = torchfl.compile.programs()[-1]["memory"]
     assert memory["planned_runs"] == 3 and memory["runs"] == 4
     assert 0 < memory["planned_bytes"] <= memory["separate_bytes"] / 2
+
+
+def test_sizes_that_never_come_again_are_not_planned():
+    compiled = torch.compile(lambda x: x.sin().cos().exp(), backend="torchfl", dynamic=True)
+    for n in range(3, 9):
+        compiled(torch.zeros(n, n, device=DEVICE))
+    memory = torchfl.compile.programs()[-1]["memory"]
+    assert memory["runs"] == 6 and memory["planned_runs"] == 0
+    for _ in range(3):  # the second is noted, the third planned
+        compiled(torch.zeros(5, 5, device=DEVICE))
+    assert torchfl.compile.programs()[-1]["memory"]["planned_runs"] == 2
 
 
 def test_memory_stays_flat():

@@ -67,8 +67,6 @@ def _program_of(gm: torch.fx.GraphModule, part: str, options: dict[str, Any]) ->
 
 
 def _uncompiled(what: str, reason: Exception) -> None:
-    text = str(reason).strip().splitlines()
+    lines = str(reason).strip().splitlines() or ["no reason given"]
     kind = "" if isinstance(reason, _lower.NoProgram) else f"{type(reason).__name__}: "
-    log.warning(
-        "torch.compile: a graph (%s) runs operator by operator: %s%s", what, kind, text[0] if text else "no reason given"
-    )
+    log.warning("torch.compile: a graph (%s) runs operator by operator: %s%s", what, kind, lines[0])

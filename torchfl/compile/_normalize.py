@@ -10,6 +10,7 @@ import operator
 from typing import Any
 
 import torch
+from torch._prims import rng_prims
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -23,6 +24,10 @@ def run(graph: Graph) -> None:
             _inference_norm(graph, node)
         elif node.target is aten._native_batch_norm_legit_functional.default:
             _training_norm(graph, node)
+        elif node.target is rng_prims.run_and_save_rng_state:
+            _save_state(graph, node)
+        elif node.target is rng_prims.run_with_rng_state:
+            _with_state(graph, node)
         elif node.target is aten.clone.default:
             _drop_clone(graph, node)
         elif node.target is aten.expand.default:
@@ -81,6 +86,43 @@ def _training_norm(graph: Graph, node: Node) -> None:
             user.replace_all_uses_with(copies[int(user.args[1]) - 3])
             graph.erase_node(user)
     _replace(graph, node, new)
+
+
+def _save_state(graph: Graph, node: Node) -> None:
+    """Checkpointing: what draws numbers here is computed again in backward, with the state that it met."""
+    operator_, *args = node.args
+    with graph.inserting_before(node):
+        state = graph.call_function(torch.ops.torchfl.rng_state.default, (_generator_of(node),))
+        drawn = graph.call_function(operator_, tuple(args), dict(node.kwargs))
+    values = node.meta.get("val") or (None, None)
+    for new, value in zip((state, drawn), values, strict=True):
+        new.meta["val"] = value
+    for user in list(node.users):
+        user.replace_all_uses_with((state, drawn)[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _with_state(graph: Graph, node: Node) -> None:
+    state, operator_, *args = node.args
+    device = _generator_of(node)
+    with graph.inserting_before(node):
+        before = graph.call_function(torch.ops.torchfl.rng_state.default, (device,))
+        graph.call_function(torch.ops.torchfl.set_rng_state.default, (device, state))
+        drawn = graph.call_function(operator_, tuple(args), dict(node.kwargs))
+        graph.call_function(torch.ops.torchfl.set_rng_state.default, (device, before))
+    _replace(graph, node, drawn)
+
+
+def _generator_of(node: Node) -> int:
+    """The index of our device whose generator it draws from, or -1 for the CPU's."""
+    ours = torch._C._get_privateuse1_backend_name()
+    devices = [node.kwargs.get("device")]
+    devices += [arg.meta["val"].device for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
+    for device in devices:
+        if isinstance(device, torch.device) and device.type == ours:
+            return device.index or 0
+    return -1
 
 
 def _drop_clone(graph: Graph, node: Node) -> None:

@@ -174,24 +174,17 @@ def _fusions(descriptor: Descriptor, fusion: model.Fusion, index: int) -> Iterab
     """One row for each chain of operators that the names can reach the backend as."""
     conditions = _conditions(descriptor, fusion, f"fusions[{index}]")
     conditions["where"] = _implied(fusion.ops[0]) + conditions["where"]
-    for chain in itertools.product(*(opnames.resolve(name) for name in fusion.ops)):
+    for chain in itertools.product(*(opnames.resolve_exactly(name) for name in fusion.ops)):
         yield {
             "name": fusion.name,
             "ops": list(fusion.ops),
-            "chain": [_with_overload(target, name) for target, name in zip(chain, fusion.ops, strict=True)],
+            "chain": [target.removesuffix(".default") for target in chain],
             "op": None,  # the engine defines the operator
             "overload": None,
             "declared": fusion.name,
             "kernel": fusion.kernel,
             **conditions,
         }
-
-
-def _with_overload(target: str, name: str) -> str:
-    parsed = opnames.parse(name)
-    assert parsed is not None  # check.py has seen to it
-    keeps = parsed.overload not in (None, "default") and not opnames.is_renamed(parsed)
-    return f"{target}.{parsed.overload}" if keeps else target
 
 
 def _conditions(descriptor: Descriptor, entry: model.Conditions, at: str, known: Iterable[str] = ()) -> dict[str, Any]:

@@ -55,7 +55,8 @@ struct Nothing {
 struct Relu {
   NPU_INLINE static float f(float x) { return x < 0 ? 0.0f : x; }
 };
-// erf by a quotient of polynomials on [-4, 4], beyond which float32 has nothing but 1; within 4 ulp of 1 (gelu within 8, where 1 + erf cancels).
+// erf by a quotient of polynomials on [-4, 4], beyond which float32 has nothing but 1; within 4 ulp of 1 (gelu within
+// 8, where 1 + erf cancels).
 NPU_INLINE float fast_erf(float v) {
   const float high = v > 4 ? 4.0f : v;
   const float x = high < -4 ? -4.0f : high;
