@@ -138,6 +138,22 @@ def test_linear_chains(activation, kernel, sizes, dtype):
     check(nn.Sequential(nn.Linear(16, 24), activation), rows(*sizes), kernel=kernel, dtype=dtype)
 
 
+class Residual(nn.Module):
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.linear, self.turned = nn.Linear(16, 16), turned
+
+    def forward(self, x):
+        return x + self.linear(x) if self.turned else self.linear(x) + x
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_linear_layer_with_its_residual(turned, dtype):
+    torch.manual_seed(0)
+    check(Residual(turned), rows(2, 3, 16), kernel="npu_v3_linear_add", dtype=dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_layer_norm_of_a_sum(dtype):
     norm = nn.LayerNorm(24)

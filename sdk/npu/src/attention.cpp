@@ -126,9 +126,8 @@ extern "C" NPU_API npu_status_t npu_v3_attention(npu_stream_t stream, const npu_
     command.per_sample = vm.shape[1];
   }
   if (!vo.numel()) return check_stream(stream, fn);
-  // Two products whose scores stay in the cache, and five operations of the vector unit for each score.
-  const Work scores{5.0 * double(heads * rows) * double(keys), 0, vq.dtype};
-  const uint64_t cost = matmul_cycles(MatmulPath::tiled, heads, rows, width, keys + depth, vq.dtype, vq.dtype, false) +
-                        cycles(stream, scores);
+  double mask_bytes = vm ? double(dtype_size(vm.dtype)) : 0;
+  for (int i = 0; vm && i < 4; i++) mask_bytes *= vm.stride[i] ? double(vm.shape[i]) : 1;
+  const uint64_t cost = attention_cycles(heads, rows, keys, depth, width, vq.dtype, mask_bytes);
   return submit(stream, fn, cost, command);
 }
