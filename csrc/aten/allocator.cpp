@@ -67,6 +67,7 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {
     CachingAllocator::Block* block = block_of(ptr);
     if (block == nullptr) return;
+    graph_memory::pin(ptr);
     DeviceEntry& entry = runtime::device(stream.device_index());
     entry.allocator->record_stream(block, entry.stream_handle(stream.id()));
   }

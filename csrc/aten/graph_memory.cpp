@@ -14,7 +14,7 @@ class Arena {
  public:
   struct Piece {
     Arena* arena = nullptr;
-    std::atomic<bool> alive{false};
+    std::atomic<bool> alive{false}, pinned{false};
   };
   Arena(c10::DataPtr memory, size_t pieces) : memory_(std::move(memory)), pieces_(pieces) {
     for (Piece& piece : pieces_) piece.arena = this;
@@ -36,7 +36,7 @@ namespace {
 
 void release_piece(void* context) {
   auto* piece = static_cast<Arena::Piece*>(context);
-  piece->alive.store(false, std::memory_order_release);
+  if (!piece->pinned.load(std::memory_order_relaxed)) piece->alive.store(false, std::memory_order_release);
   piece->arena->let_go();
 }
 
@@ -158,6 +158,10 @@ void Scope::released(const void* block) {
   if (found == alive_.end()) return;
   allocations_[found->second].given_back = event_++;
   alive_.erase(found);
+}
+
+void pin(const c10::DataPtr& ptr) {
+  if (ptr.get_deleter() == &release_piece) static_cast<Arena::Piece*>(ptr.get_context())->pinned.store(true);
 }
 
 const c10::DataPtr* block_behind(const c10::DataPtr& ptr) {

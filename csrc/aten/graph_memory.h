@@ -71,4 +71,7 @@ extern thread_local Scope* t_scope;
 // What a piece lies in: the block that the caching allocator knows. NULL: the pointer is no piece.
 const c10::DataPtr* block_behind(const c10::DataPtr& ptr);
 
+// Another stream uses the pointer: if it is a piece, its bytes serve nobody else as long as the block lives.
+void pin(const c10::DataPtr& ptr);
+
 }  // namespace torchfl::graph_memory

@@ -332,6 +332,34 @@ def test_memory_is_planned_and_shared():
     assert 0 < memory["planned_bytes"] <= memory["separate_bytes"] / 2
 
 
+def test_memory_that_another_stream_uses_is_not_shared():
+    other = torch.Stream(DEVICE)
+
+    @torch.library.custom_op("torchfl_tests::lend", mutates_args=())
+    def lend(x: torch.Tensor) -> torch.Tensor:
+        other.wait_stream(torch.accelerator.current_stream())
+        with other:
+            late = x
+            for _ in range(20):
+                late = late * 1
+            result = late + x  # reads x long after the caller has given it back
+        x.record_stream(other)
+        lent.append(result)
+        return x * 2
+
+    @lend.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    lent: list[torch.Tensor] = []
+    compiled = torch.compile(lambda x: lend(x.sin()).cos().exp().cos().exp(), backend="torchfl")
+    for n in range(6):
+        x = rows(200, 200) + n
+        close(compiled(x.to(DEVICE)), (x.double().sin() * 2).cos().exp().cos().exp())
+        torch.accelerator.synchronize()
+        close(lent.pop(), 2 * x.double().sin())
+
+
 def test_sizes_that_never_come_again_are_not_planned():
     compiled = torch.compile(lambda x: x.sin().cos().exp(), backend="torchfl", dynamic=True)
     for n in range(3, 9):
