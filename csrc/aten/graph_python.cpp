@@ -106,11 +106,23 @@ std::vector<c10::IValue> run_program(const GraphProgram& program, py::list input
 
 }  // namespace
 
+namespace {
+// Dynamo's, for ever; NULL as long as nobody has imported Dynamo, which takes seconds.
+PyObject* set_eval_frame() {
+  static PyObject* set = nullptr;
+  if (set != nullptr) return set;
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch._dynamo.eval_frame");
+  if (module == nullptr || !PyObject_HasAttrString(module, "set_eval_frame")) return nullptr;
+  set = PyObject_GetAttrString(module, "set_eval_frame");
+  return set;
+}
+}  // namespace
+
 Undisturbed::Undisturbed() {
   if (!Py_IsInitialized()) return;
   py::gil_scoped_acquire gil;
-  static PyObject* set =
-      py::object(py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")).release().ptr();
+  PyObject* set = set_eval_frame();
+  if (set == nullptr) return;
   PyObject* before = PyObject_CallOneArg(set, Py_None);
   if (before == nullptr) throw py::error_already_set();
   if (before == Py_None) {
@@ -126,7 +138,7 @@ Undisturbed::~Undisturbed() {
   const py::error_scope pending;  // an exception may be on its way
   const py::object before = py::reinterpret_steal<py::object>(static_cast<PyObject*>(before_));
   try {
-    py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")(before);
+    if (PyObject* set = set_eval_frame()) py::reinterpret_borrow<py::object>(set)(before);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("torchfl: giving Dynamo its callback back");
   }

@@ -175,6 +175,22 @@ def test_equal_results_are_two_tensors():
     assert b.tolist() == [1, 1, 1]
 
 
+def test_a_users_operator_is_called_as_often_as_written():
+    calls = []
+
+    @torch.library.custom_op("torchfl_tests::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x + len(calls)
+
+    @counted.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    compiled = torch.compile(lambda x: counted(x) * counted(x), backend="torchfl")
+    assert compiled(torch.zeros(2, device=DEVICE)).tolist() == [2, 2] and len(calls) == 2
+
+
 def test_the_results_of_one_run_survive_the_next(backend):
     compiled = torch.compile(lambda x: ((x * 2).relu() + 1, x.sin().cos()), backend=backend)
     inputs = [rows(n + 20)[:16] for n in range(8)]
@@ -449,3 +465,17 @@ def test_two_threads_share_a_program():
     with ThreadPoolExecutor(4) as pool:
         for x, got in zip(inputs, pool.map(work, inputs), strict=True):
             close(got, (x.double() @ x.double()).softmax(-1).cumsum(0))
+
+
+@pytest.mark.slow
+def test_models_are_faster_than_eager():
+    import json
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    script = Path(__file__).parents[2] / "benchmarks" / "compiled.py"
+    ran = subprocess.run([sys.executable, str(script), "--json"], capture_output=True, text=True)
+    rows = json.loads(ran.stdout)["rows"]
+    assert all(row["within_tolerance"] and row["ratio"]["median"] < 1 for row in rows), rows
+    assert ran.returncode == 0

@@ -39,8 +39,8 @@ def _merge_equal(graph: Graph) -> None:
     no results, and nothing before a write."""
     known: dict[Any, Node] = {}
     for node in list(graph.nodes):
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+            continue  # what a user's operator does beside its result, nobody knows
         if node.target._schema.is_mutable or _escapes(node) or torch.Tag.nondeterministic_seeded in node.target.tags:
             continue
         if any(_is_written(_base(arg)) for arg in node.all_input_nodes):
