@@ -264,6 +264,16 @@ def test_kernels_see_the_layout_that_the_documentation_says():
         c.define_fused(["aten::mm", "aten::relu_"])
 
 
+def test_explain_answers_for_a_chain():
+    meta = [torch.empty(*sizes, device="meta") for sizes in ((3, 8), (3, 8), (8,), (8,))]
+    given = [meta[0], meta[1], 1, [8], meta[2], meta[3], 1e-5]
+    answer = torchfl.explain("torchfl::add__native_layer_norm", *given, device=DEVICE)
+    assert (answer["path"], answer["target"]) == ("native", "npu_v3_layer_norm_residual")
+    given[2] = 2
+    answer = torchfl.explain("torchfl::add__native_layer_norm", *given, device=DEVICE)
+    assert answer["path"] == "composite" and answer["reason"].startswith("alpha is 2")
+
+
 def test_a_fusion_of_an_own_descriptor_and_one_whose_kernel_is_missing(tmp_path):
     """A child of npu_v3 in a process of its own: one chain that nobody else has, one kernel that is not there."""
     from helpers import run_script
