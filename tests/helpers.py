@@ -60,24 +60,29 @@ class OwnProcess:
     is like for a later one.
     """
 
+    every: dict[str, OwnProcess] = {}
+
     def __init__(self, name: str, timeout: float = 100, **env: str) -> None:
         self.name, self.timeout, self.env = name, timeout, env
         self.file = ""
         self.functions: dict[str, Callable[[], object]] = {}
+        self.every[name] = self
 
     def __call__(self, function: Callable[[], object]) -> Callable[[], object]:
-        self.file = function.__code__.co_filename
-        self.functions[function.__name__] = function
+        self.add(function.__name__, function.__code__.co_filename, function)
         if os.environ.get(_INSIDE) == self.name:
             return function
+        return functools.wraps(function)(lambda: self.report(function.__name__))
 
-        @functools.wraps(function)
-        def report() -> None:
-            outcome = self.outcomes().get(function.__name__, "it was never reached")
-            if outcome:
-                pytest.fail(outcome, pytrace=False)
+    def add(self, name: str, file: str, function: Callable[[], object]) -> None:
+        self.file = file
+        self.functions[name] = function
 
-        return report
+    def report(self, name: str) -> None:
+        """Fails if the function of that name did in the process."""
+        outcome = self.outcomes().get(name, "it was never reached")
+        if outcome:
+            pytest.fail(outcome, pytrace=False)
 
     @functools.cached_property
     def _outcomes(self) -> dict[str, str]:
@@ -189,7 +194,7 @@ def _main(file: str, group: str, written: str) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    own = next(v for v in vars(module).values() if type(v).__name__ == "OwnProcess" and v.name == group)
+    own = sys.modules["helpers"].OwnProcess.every[group]  # the module's own import of this file
     with open(written, "a") as out:
         for name, function in own.functions.items():
             print(json.dumps([name, "started"]), file=out, flush=True)

@@ -302,6 +302,25 @@ class DeviceModule(ModuleType):
             inner[last] = value
         return nested
 
+    def host_memory_stats_as_nested_dict(self) -> dict[str, Any]:
+        """Of pinned memory, which all devices share; the names are explained in `torch.cuda.host_memory_stats`."""
+        return dict(self._engine.host_memory_stats())
+
+    def host_memory_stats(self) -> dict[str, Any]:
+        """`host_memory_stats_as_nested_dict`, with dotted names."""
+        flat: dict[str, Any] = {}
+        for name, value in self.host_memory_stats_as_nested_dict().items():
+            flat.update(
+                {f"{name}.{part}": v for part, v in value.items()} if isinstance(value, dict) else {name: value}
+            )
+        return dict(sorted(flat.items()))
+
+    def reset_accumulated_host_memory_stats(self) -> None:
+        self._engine.reset_accumulated_host_memory_stats()
+
+    def reset_peak_host_memory_stats(self) -> None:
+        self._engine.reset_peak_host_memory_stats()
+
     def _bytes(self, kind: str, which: str, device: Any) -> int:
         return int(self.memory_stats(device).get(f"{kind}_bytes.all.{which}", 0))
 

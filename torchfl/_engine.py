@@ -129,12 +129,15 @@ def devices() -> list[dict[str, Any]]:
 def shutdown() -> None:
     """Undo the patch of PyTorch's device parser, so that only names which stock PyTorch accepts are left, and the look
     at the heads of nn.MultiheadAttention. Tensors and devices stay valid."""
-    from torchfl import _attention
+    from torchfl import _attention, _processes, _safetensors, _stock_faults
     from torchfl import compile as _compile
 
     engine().disengage_names()
     _attention.remove()
     _compile.remove()
+    _stock_faults.remove()
+    _processes.remove()
+    _safetensors.remove()
 
 
 def stats() -> list[dict[str, Any]]:
@@ -270,7 +273,7 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
     import torch
 
     # They need torch, which reading a descriptor must not import.
-    from torchfl import _attention, _compose, _device_module, _fallbacks
+    from torchfl import _attention, _compose, _device_module, _fallbacks, _processes, _safetensors, _stock_faults
     from torchfl import compile as _compile
 
     c = engine()
@@ -315,6 +318,9 @@ def _activate(lowered: dict[str, Any], library: Path, style: str, descriptor: hc
     if unit and unit["enabled"] and unit["beyond"] == "error":
         _attention.install()
     _device_module.register(c, chip, lowered, is_first=first_chip)
+    _stock_faults.install(torch._C._get_privateuse1_backend_name())
+    _processes.install(c)
+    _safetensors.install()
     torch._C._has_torch_fl = True
     _loaded[device_type] = chip
     _compile.install()

@@ -1,13 +1,12 @@
 // composer.cpp: see composer.h.
 #include "composer.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 
 #include <mutex>
 
-#include "hooks.h"
+#include "generator.h"
 #include "transfer.h"
 
 namespace torchfl {
@@ -64,7 +63,7 @@ std::unique_ptr<BoundProgram> bind_here(const Composed& composed, const OpState&
   for (const Program::Input& input : composed.program->inputs) {
     const at::Tensor& tensor = tensor_of(args[size_t(op.kernel_args[size_t(input.arg)])], input.element);
     const bool ours = tensor.device().type() == kDevice;
-    misaligned.push_back(ours && uint64_t(tensor.storage_offset()) * tensor.itemsize() % chip.chip.alignment != 0);
+    misaligned.push_back(ours && place_of(tensor).offset % chip.chip.alignment != 0);
   }
   BindContext context;
   context.routes = &chip.routes;
@@ -191,32 +190,6 @@ void check_written(const OpState& op, at::ArrayRef<c10::IValue> args, int positi
   at::assert_no_internal_overlap(target);
 }
 
-// The seed of one run. A run that a kernel refused gives it back, so that what a call draws does not depend on whether
-// the refusal was known before.
-class Draw {
- public:
-  explicit Draw(at::Generator generator) : generator_(std::move(generator)) {
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    before_ = host().engine();
-    seed_ = host().random64();
-    after_ = host().engine().data();
-  }
-  uint64_t seed() const { return seed_; }
-  void give_back() {
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    const at::mt19937_data_pod now = host().engine().data();
-    const bool untouched = now.left_ == after_.left_ && now.next_ == after_.next_ && now.state_ == after_.state_;
-    if (untouched) host().set_engine(before_);  // else another thread has drawn since
-  }
-
- private:
-  at::CPUGeneratorImpl& host() { return *at::check_generator<at::CPUGeneratorImpl>(generator_); }
-  at::Generator generator_;
-  at::mt19937 before_;
-  at::mt19937_data_pod after_;
-  uint64_t seed_ = 0;
-};
-
 }  // namespace
 
 void set_compose_function(ComposeFunction function) { g_compose = function; }
@@ -323,8 +296,8 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   c10::SmallVector<BoundProgram::Address, 16> inputs;
   std::vector<at::Tensor> brought;  // numbers that came as CPU tensors
   auto add_input = [&](const at::Tensor& tensor) {
-    inputs.push_back(
-        {const_cast<void*>(tensor.storage().data()), uint64_t(tensor.storage_offset()) * tensor.itemsize()});
+    const Place place = place_of(tensor);
+    inputs.push_back({place.data, place.offset});
   };
   for (const Program::Input& input : program.inputs) {
     const at::Tensor& tensor = tensor_of(arg(input.arg), input.element);
@@ -384,15 +357,11 @@ bool run_composed(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   run.numbers = numbers.data();
   std::optional<Draw> draw;
   if (program.random > 0) {
-    at::Generator generator = default_host_generator(plan.device);
+    std::optional<at::Generator> given;
     for (size_t i = 0; i < op.arg_count; i++) {
-      if (!(*stack)[base + i].isGenerator()) continue;
-      const at::Generator given = (*stack)[base + i].toGenerator();
-      TORCH_CHECK(given.device().type() == kDevice, "Expected a '", c10::get_privateuse1_backend(),
-                  "' device type for generator but found '", given.device().type(), "'");
-      generator = host_generator(given);
+      if ((*stack)[base + i].isGenerator()) given = (*stack)[base + i].toGenerator();
     }
-    draw.emplace(std::move(generator));
+    draw.emplace(generator_of_call(given, plan.device));
     run.seed = draw->seed();
   }
   note_written_arguments(op, *stack, base);

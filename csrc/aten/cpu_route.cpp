@@ -10,7 +10,7 @@
 
 #include <unordered_set>
 
-#include "hooks.h"
+#include "generator.h"
 #include "kept.h"
 #include "router.h"
 #include "transfer.h"
@@ -59,8 +59,9 @@ class HostCall {
  public:
   HostCall(OpState& op, int device, bool widen) : op_(op), device_(device), widen_(widen) {}
   HostCall(const HostCall&) = delete;
-  // Given up half-way, the host memory must outlive the copies into it.
+  // Given up half-way, the host memory must outlive the copies into it, and nothing was drawn.
   ~HostCall() {
+    if (draw_.has_value() && !ran) draw_->give_back();
     if (arriving_.empty()) return;
     try {
       runtime::device(device_).synchronize(runtime::current_stream(device_));
@@ -70,13 +71,13 @@ class HostCall {
 
   c10::IValue bring(const c10::IValue& value, int position) {
     if (value.isDevice()) return c10::Device(c10::kCPU);
-    if (value.isGenerator()) {
-      const at::Generator& generator = value.toGenerator();
-      TORCH_CHECK(generator.device().type() == kDevice, "Expected a '", c10::get_privateuse1_backend(),
-                  "' device type for generator but found '", generator.device().str(), "'");
-      return host_generator(generator);
-    }
+    if (value.isGenerator()) return draw(value.toGenerator());
     return map_tensors(value, [&](const at::Tensor& tensor) { return bring_tensor(tensor, position); });
+  }
+
+  at::Generator draw(const std::optional<at::Generator>& given) {
+    draw_.emplace(generator_of_call(given, device_));
+    return draw_->host();
   }
 
   // Tensors that share storage with a written one share a host buffer; looked up before anything is brought.
@@ -126,6 +127,7 @@ class HostCall {
   }
 
   std::optional<c10::ScalarType> widened;  // what float32 results are narrowed to
+  bool ran = false;
 
  private:
   struct Shared {
@@ -188,6 +190,7 @@ class HostCall {
   OpState& op_;
   int device_;
   bool widen_;
+  std::optional<Draw> draw_;
   c10::SmallVector<at::Tensor, 4> arriving_;  // being written by the device until it is waited for
   std::unordered_map<c10::StorageImpl*, Shared> shared_;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // ours, on the host
@@ -205,12 +208,13 @@ void run_once(OpState& op, torch::jit::Stack* stack, int device, bool widen) {
     c10::IValue value = call.bring((*stack)[base + i], int(i));
     if (value.isNone() && schema_args[i].type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get())) &&
         schema_args[i].name() == "generator") {
-      value = default_host_generator(device);
+      value = call.draw(std::nullopt);
     }
     host_stack.push_back(std::move(value));
   }
   call.wait();
   call_equal(op, host_stack);
+  call.ran = true;
   call.write_back();
   torch::jit::Stack results;
   for (size_t i = 0; i < host_stack.size(); i++) {

@@ -52,8 +52,9 @@ bool run_fast(const Plan& plan, const FastCall& call, const at::Tensor& out) {
   for (const Plan::Patch& patch : plan.patches) {
     if (patch.source == Plan::Patch::tensor_address) {
       const at::Tensor& tensor = *call.tensors[patch.arg];
-      tensors[size_t(patch.tensor)].data = const_cast<void*>(tensor.storage().data());
-      tensors[size_t(patch.tensor)].byte_offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+      const Place place = place_of(tensor);
+      tensors[size_t(patch.tensor)].data = place.data;
+      tensors[size_t(patch.tensor)].byte_offset = place.offset;
     } else if (patch.floating) {
       values[size_t(patch.value)].v.d = call.number->toDouble();
     } else {
@@ -65,8 +66,9 @@ bool run_fast(const Plan& plan, const FastCall& call, const at::Tensor& out) {
   }
   const Plan::Output& output = plan.outputs[0];
   uba_tensor result;
-  result.data = const_cast<void*>(out.storage().data());
-  result.byte_offset = uint64_t(out.storage_offset()) * out.itemsize();
+  const Place place = place_of(out);
+  result.data = place.data;
+  result.byte_offset = place.offset;
   result.sizes = output.shape.sizes.data();
   result.strides = output.shape.strides.data();
   result.dtype = plan.output_dtype;

@@ -91,6 +91,15 @@ void forget(const c10::StorageImpl* storage) {
   Freed freed;
   Store& s = store();
   std::lock_guard<std::mutex> lock(s.mutex);
+  if (block_of(storage->data_ptr()) == nullptr) {
+    // Memory of another storage, which came back by DLPack.
+    const auto start = reinterpret_cast<intptr_t>(storage->data()), end = start + intptr_t(storage->nbytes());
+    remove_everywhere(s, freed, [&](const Entry& entry) {
+      const c10::intrusive_ptr<c10::StorageImpl> owner = entry.storage.lock();
+      return !owner || (entry.words[0] < end && entry.words[0] + intptr_t(owner->nbytes()) > start);
+    });
+    return;
+  }
   auto found = s.entries.find(storage);
   if (found == s.entries.end()) return;
   remove_if(s, found->second, freed, [](const Entry&) { return true; });
@@ -116,7 +125,8 @@ at::Tensor find_kept(const at::Tensor& tensor, const StandInForm& form, void* st
 
 void keep(const at::Tensor& tensor, const StandInForm& form, void* stream, const at::Tensor& stand_in) {
   const int device = stand_in.device().index();
-  if (tensor.is_inference()) return;  // it has no version counter
+  if (tensor.is_inference()) return;                             // it has no version counter
+  if (block_of(tensor.storage().data_ptr()) == nullptr) return;  // writes to it may come through another storage
   Words words = words_of(tensor, form, stream);
   Freed freed;
   Store& s = store();

@@ -12,6 +12,7 @@
 #include "hooks.h"
 #include "kept.h"
 #include "module.h"
+#include "pinned.h"
 #include "router.h"
 #include "transfer.h"
 
@@ -331,6 +332,38 @@ py::list memory_snapshot(int index) {
   return out;
 }
 
+// Of pinned memory, as a nested dict with the names of torch.cuda.host_memory_stats.
+py::dict host_memory_stats() {
+  const at::HostStats stats = pinned_allocator()->get_stats();
+  auto counter = [](const auto& stat) {
+    py::dict out;
+    out["current"] = stat.current;
+    out["peak"] = stat.peak;
+    out["allocated"] = stat.allocated;
+    out["freed"] = stat.freed;
+    return out;
+  };
+  auto duration = [](const auto& stat) {
+    py::dict out;
+    out["total"] = stat.total;
+    out["max"] = stat.max;
+    out["min"] = stat.min;
+    out["count"] = stat.count;
+    out["avg"] = stat.count > 0 ? double(stat.total) / double(stat.count) : 0.0;
+    return out;
+  };
+  py::dict out;
+  out["active_bytes"] = counter(stats.active_bytes);
+  out["active_requests"] = counter(stats.active_requests);
+  out["allocated_bytes"] = counter(stats.allocated_bytes);
+  out["allocations"] = counter(stats.allocations);
+  out["host_alloc_time"] = duration(stats.host_alloc_time);
+  out["host_free_time"] = duration(stats.host_free_time);
+  out["num_host_alloc"] = stats.num_host_alloc;
+  out["num_host_free"] = stats.num_host_free;
+  return out;
+}
+
 // Waits until autograd's thread of each device has let go of the last backward. It does so after `backward` has
 // returned, and would die of asking for the GIL of an interpreter that has ended meanwhile: a thread takes its tasks
 // one after the other, so a backward of tensors without Python objects ends behind it.
@@ -406,6 +439,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator",
         [](int index) { return at::globalContext().defaultGenerator(c10::Device(kDevice, c10::DeviceIndex(index))); });
   m.def("memory_snapshot", &memory_snapshot);
+  m.def("host_memory_stats", &host_memory_stats);
+  m.def("reset_accumulated_host_memory_stats", [] { pinned_allocator()->reset_accumulated_stats(); });
+  m.def("reset_peak_host_memory_stats", [] { pinned_allocator()->reset_peak_stats(); });
   m.def("set_memory_limit", [](int index, uint64_t bytes) { runtime::device(index).allocator->set_limit(bytes); });
   m.def("empty_cache", [](int index) {
     py::gil_scoped_release nogil;

@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -31,6 +32,17 @@ c10::ScalarType dtype_from(std::optional<c10::ScalarType> dtype) {
   return dtype.has_value() ? *dtype : c10::typeMetaToScalarType(c10::get_default_dtype());
 }
 
+bool fills_uninitialized() {
+  const auto& context = at::globalContext();
+  return C10_UNLIKELY(context.deterministicAlgorithms()) && context.deterministicFillUninitializedMemory();
+}
+
+// In deterministic mode PyTorch gives nobody what happened to be in memory.
+at::Tensor uninitialized(at::Tensor out) {
+  if (fills_uninitialized() && out.numel() > 0) at::native::fill_empty_deterministic_(out);
+  return out;
+}
+
 // A layout that somebody asks for in so many words is not replaced by another: he may have planned with its speed.
 void check_layout(const Chip& chip, int64_t rank, c10::MemoryFormat format) {
   const bool planes = format == c10::MemoryFormat::ChannelsLast;
@@ -55,13 +67,13 @@ at::Tensor empty_memory_format(c10::SymIntArrayRef sym_sizes, std::optional<c10:
   const int index = index_from(device);
   const Chip& chip = runtime::device_unopened(index).chip->chip;
   if (!format.has_value() && chip.default_layout.size() == sizes.size() && !is_logical_order(chip.default_layout))
-    return empty_on(index, dtype_from(dtype), sizes, layout_strides(chip.default_layout, sizes.data()));
+    return uninitialized(empty_on(index, dtype_from(dtype), sizes, layout_strides(chip.default_layout, sizes.data())));
   at::Tensor out = empty_contiguous_on(index, dtype_from(dtype), sizes);
   if (format.has_value() && *format != c10::MemoryFormat::Contiguous) {
     check_layout(chip, out.dim(), *format);
     out.unsafeGetTensorImpl()->empty_tensor_restride(*format);
   }
-  return out;
+  return uninitialized(std::move(out));
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef sym_sizes, c10::SymIntArrayRef sym_strides,
@@ -75,7 +87,7 @@ at::Tensor empty_strided(c10::SymIntArrayRef sym_sizes, c10::SymIntArrayRef sym_
               " strides");
   at::detail::check_size_nonnegative(sizes);
   for (int64_t stride : strides) TORCH_CHECK(stride >= 0, "empty_strided: negative stride ", stride);
-  return empty_on(index_from(device), dtype_from(dtype), sizes, strides);
+  return uninitialized(empty_on(index_from(device), dtype_from(dtype), sizes, strides));
 }
 
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
@@ -113,7 +125,9 @@ void resize_geometry(const at::Tensor& self, c10::IntArrayRef sizes, std::option
 }
 
 const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes, std::optional<c10::MemoryFormat> format) {
+  const auto before = int64_t(self.storage().nbytes());
   resize_geometry(self, C10_AS_INTARRAYREF_SLOW(sizes), format);
+  if (fills_uninitialized()) at::native::fill_resize_deterministic_(self, before);
   return self;
 }
 
@@ -300,6 +314,17 @@ at::Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
   return cat_out(tensors, dim, out);
 }
 
+// An adapter is promised bools of 0 and 1.
+at::Tensor view_dtype(const at::Tensor& self, c10::ScalarType dtype) {
+  if (dtype == c10::kBool && self.scalar_type() != c10::kBool && self.itemsize() == 1 && self.numel() > 0) {
+    const at::Tensor bytes = at::native::view_dtype(self, c10::kByte);
+    TORCH_CHECK(!bytes.gt(1).any().item<bool>(), "view(torch.bool): on ", runtime::label(self.device().index()),
+                " a bool is a byte of 0 or 1, and this ", self.scalar_type(),
+                " tensor has others: use .ne(0), which makes a tensor of its own, or view it on the CPU");
+  }
+  return at::native::view_dtype(self, dtype);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -307,6 +332,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
+  m.impl("view.dtype", &view_dtype);
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("unfold", &at::native::unfold);
   m.impl("view_as_real", &at::native::view_as_real);

@@ -75,8 +75,7 @@ class Template {
     slot.rank = int32_t(tensor.dim());
     slot.sizes = keep(tensor.sizes());
     slot.strides = converted ? keep(packed_strides(tensor.sizes(), tensor.strides(), true)) : keep(tensor.strides());
-    if (!converted && tensor.device().type() == kDevice)
-      slot.byte_offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+    if (!converted && tensor.device().type() == kDevice) slot.byte_offset = place_of(tensor).offset;
     plan_.tensors.push_back(slot);
     plan_.patches.push_back(patch);
     return patch.tensor;
@@ -448,7 +447,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
         view.strides = output.shape.strides.data();
         if (output.written_arg >= 0 && !output.through_temporary) {
           const at::Tensor& target = args[size_t(output.written_arg)].toTensor();
-          view.byte_offset = uint64_t(target.storage_offset()) * target.itemsize();
+          view.byte_offset = place_of(target).offset;
         }
       }
       output_views.push_back(view);

@@ -347,22 +347,15 @@ bool run_substitute(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   return run_custom(plan, op, stack);
 }
 
-// The next path, from now on.
-void run_without_substitute(const Plan& plan, OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature,
-                            uint64_t hash, torch::jit::Stack* stack) {
-  const int device = plan.device;
-  Refused refused;
-  std::string no_program;
+// Why no program, or no function, is to be looked for again after this one refused a call.
+std::string give_up(const Plan& plan, const OpState& op, Refused& refused) {
   if (plan.kind == Plan::Kind::custom) {
-    no_program = "the custom fallback is tried in its place";
     refused.emplace_back(nullptr, plan.function + " does not serve this call");
-  } else {
-    const std::string refusal = take_sdk_message().text;
-    no_program = "a kernel of it refused: " + refusal;
-    stats::log(1, op.display + " on " + runtime::label(device) + ": a kernel of its program refused: " + refusal);
+    return "the custom fallback is tried in its place";
   }
-  BuiltPlan built = build_plan(op, args, signature, device, refused, true, /*pack=*/false, no_program);
-  run_elsewhere(*t_plans.put(hash, std::move(built.plan)), op, stack);
+  const std::string refusal = take_sdk_message().text;
+  stats::log(1, op.display + " on " + runtime::label(plan.device) + ": a kernel of its program refused: " + refusal);
+  return "a kernel of it refused: " + refusal;
 }
 
 bool is_substitute(const Plan& plan) { return plan.kind == Plan::Kind::composed || plan.kind == Plan::Kind::custom; }
@@ -393,36 +386,24 @@ bool resolve(const OpState& op, torch::jit::Stack* stack) {
 
 }  // namespace
 
-void route(OpState& op, torch::jit::Stack* stack) {
-  const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
-  Signature signature;
-  read_signature(op, args, signature);
-  if (C10_UNLIKELY(signature.lazy) && resolve(op, stack)) {
-    route(op, stack);
-    return;
-  }
-  // No tensor of ours: a factory (device=...) or a list that is empty.
-  const int device = signature.device >= 0 ? signature.device : runtime::current_device();
-  if (C10_UNLIKELY(op.is_view)) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, op.display, " is a view and has no kernel on ", runtime::label(device),
-                                ": a copy would break its aliasing. Call it on the CPU, or report this operator.");
-  }
-  const uint64_t hash = signature.hash();
-  Depth depth;
-  Plan* plan = t_plans.find(hash, signature);
-  if (C10_LIKELY(plan != nullptr && plan->run != nullptr)) {
-    if (C10_LIKELY(run_plan(*plan, op, stack))) return;
-  } else if (plan != nullptr && is_substitute(*plan)) {
-    if (!run_substitute(*plan, op, stack)) run_without_substitute(*plan, op, args, signature, hash, stack);
-    return;
-  } else if (plan != nullptr && plan->kind != Plan::Kind::handler) {
+namespace {
+
+// What has no plan yet, whose plan is no kernel, or whose kernel has just refused it.
+void decide_and_run(OpState& op, torch::jit::Stack* stack, at::ArrayRef<c10::IValue> args, const Signature& signature,
+                    uint64_t hash, int device, Plan* plan) {
+  Refused refused;
+  std::string no_program;
+  if (plan != nullptr && is_substitute(*plan)) {
+    if (run_substitute(*plan, op, stack)) return;
+    no_program = give_up(*plan, op, refused);
+    plan = nullptr;
+  } else if (plan != nullptr && plan->run == nullptr && plan->kind != Plan::Kind::handler) {
     run_elsewhere(*plan, op, stack);
     return;
-  } else if (plan != nullptr && run_plan(*plan, op, stack)) {
+  } else if (plan != nullptr && plan->run == nullptr && run_plan(*plan, op, stack)) {
     return;
   }
-  // Decide; and decide again without the rows whose kernel refuses.
-  Refused refused;
+  // Decide; and decide again without the rows whose kernel refuses, and without a program or function that does.
   std::string refusal = plan != nullptr ? take_sdk_message().text : "";
   bool was_refused = plan != nullptr;
   bool packed = plan != nullptr && plan->packed;
@@ -442,7 +423,7 @@ void route(OpState& op, torch::jit::Stack* stack) {
       if (again.row == nullptr) break;
       refused.emplace_back(again.row, refusal.empty() ? "the kernel said that it does not support this call" : refusal);
     }
-    BuiltPlan built = build_plan(op, args, signature, device, refused, true);
+    BuiltPlan built = build_plan(op, args, signature, device, refused, true, /*pack=*/false, no_program);
     if (built.again) {
       forget_plans();
       route(op, stack);
@@ -457,8 +438,10 @@ void route(OpState& op, torch::jit::Stack* stack) {
     }
     plan = t_plans.put(hash, std::move(built.plan));
     if (is_substitute(*plan)) {
-      if (!run_substitute(*plan, op, stack)) run_without_substitute(*plan, op, args, signature, hash, stack);
-      return;
+      if (run_substitute(*plan, op, stack)) return;
+      no_program = give_up(*plan, op, refused);
+      was_refused = false;
+      continue;
     }
     if (plan->kind != Plan::Kind::kernel && plan->kind != Plan::Kind::handler) break;
     if (run_plan(*plan, op, stack)) return;
@@ -467,6 +450,31 @@ void route(OpState& op, torch::jit::Stack* stack) {
     packed = false;
   }
   run_elsewhere(*plan, op, stack);
+}
+
+}  // namespace
+
+void route(OpState& op, torch::jit::Stack* stack) {
+  const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
+  Signature signature;
+  read_signature(op, args, signature);
+  if (C10_UNLIKELY(signature.lazy) && resolve(op, stack)) {
+    route(op, stack);
+    return;
+  }
+  // No tensor of ours: a factory (device=...) or a list that is empty.
+  const int device = signature.device >= 0 ? signature.device : runtime::current_device();
+  if (C10_UNLIKELY(op.is_view)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, op.display, " is a view and has no kernel on ", runtime::label(device),
+                                ": a copy would break its aliasing. Call it on the CPU, or report this operator.");
+  }
+  const uint64_t hash = signature.hash();
+  Depth depth;
+  Plan* plan = t_plans.find(hash, signature);
+  if (C10_LIKELY(plan != nullptr && plan->run != nullptr)) {
+    if (C10_LIKELY(run_plan(*plan, op, stack))) return;
+  }
+  decide_and_run(op, stack, args, signature, hash, device, plan);
 }
 
 namespace {

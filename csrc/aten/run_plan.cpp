@@ -147,8 +147,9 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
       case Plan::Patch::tensor_address: {
         const at::Tensor& tensor = tensor_at(*stack, base, patch);
         uba_tensor& slot = tensors[size_t(patch.tensor)];
-        slot.data = const_cast<void*>(tensor.storage().data());
-        slot.byte_offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+        const Place place = place_of(tensor);
+        slot.data = place.data;
+        slot.byte_offset = place.offset;
         break;
       }
       case Plan::Patch::prepared_tensor: {
@@ -204,8 +205,9 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
       }
       stands_in |= output.result.dtype != c10::ScalarType::Undefined;
       const at::Tensor& result = results.back();
-      view.data = const_cast<void*>(result.storage().data());
-      view.byte_offset = uint64_t(result.storage_offset()) * result.itemsize();
+      const Place place = place_of(result);
+      view.data = place.data;
+      view.byte_offset = place.offset;
       view.sizes = output.shape.sizes.data();
       view.strides = result.strides().data();
       view.dtype = to_uba_dtype(output.shape.dtype);

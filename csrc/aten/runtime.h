@@ -132,11 +132,26 @@ inline int64_t whole_number(const c10::Scalar& number) {
 int32_t to_uba_dtype(c10::ScalarType type);  // 0 when the ABI has no such dtype
 std::optional<c10::ScalarType> from_uba_dtype(int32_t dtype);
 
+// Where a tensor of ours begins: an address that is aligned as its device demands, and bytes from there. A storage
+// begins at one; but memory that came by DLPack begins wherever the tensor did that was handed out.
+struct Place {
+  void* data;
+  uint64_t offset;
+};
+inline Place place_of(const at::Tensor& tensor) {
+  const DeviceEntry* entry = runtime::g_devices[tensor.device().index()].load(std::memory_order_relaxed);
+  const uint64_t within = entry->chip->chip.alignment - 1;  // a power of two, which the descriptor reader has checked
+  const auto start = reinterpret_cast<uintptr_t>(tensor.storage().data());
+  return {reinterpret_cast<void*>(start & ~within),
+          (start & within) + uint64_t(tensor.storage_offset()) * tensor.itemsize()};
+}
+
 // A borrowed view of a tensor of ours for the adapter (sizes and strides are the tensor's own memory).
 inline uba_tensor view_of(const at::Tensor& tensor) {
   uba_tensor view;
-  view.data = const_cast<void*>(tensor.storage().data());
-  view.byte_offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+  const Place place = place_of(tensor);
+  view.data = place.data;
+  view.byte_offset = place.offset;
   view.sizes = tensor.sizes().data();
   view.strides = tensor.strides().data();
   view.dtype = to_uba_dtype(tensor.scalar_type());

@@ -41,8 +41,7 @@ void read_signature_tensor(const OpState& op, const at::Tensor& tensor, Signatur
       two_devices(op, out.device, tensor.device());
     }
     const uint64_t alignment = runtime::g_devices[index].load(std::memory_order_relaxed)->chip->chip.alignment;
-    // A power of two, which the descriptor reader has checked.
-    const uint64_t offset = uint64_t(tensor.storage_offset()) * tensor.itemsize();
+    const uint64_t offset = place_of(tensor).offset;
     words.push_back(kTensor | dtype << 8 | uint64_t(dim) << 16 | uint64_t((offset & (alignment - 1)) != 0) << 24 |
                     uint64_t(impl->is_wrapped_number()) << 25 | uint64_t(index) << 32);
   }

@@ -81,6 +81,15 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
 
 // `stable`: the source will not be written until the stream has passed (pinned memory that the user promised, or a
 // temporary of ours), so it may be read asynchronously.
+// Whether a dense bool tensor has bytes other than 0 and 1, as a view of bytes may. To the CPU they are true; an
+// adapter is promised that there are none.
+bool has_odd_bools(const at::Tensor& host) {
+  const auto* bytes = static_cast<const uint8_t*>(host.const_data_ptr());
+  uint8_t all = 0;
+  for (int64_t i = 0; i < host.numel(); i++) all |= bytes[i];
+  return all > 1;
+}
+
 void host_to_device(const at::Tensor& dst, const at::Tensor& src, bool stable) {
   DeviceEntry& entry = runtime::device(dst.device().index());
   if (!is_dense(dst)) {
@@ -96,9 +105,10 @@ void host_to_device(const at::Tensor& dst, const at::Tensor& src, bool stable) {
     staged = at::empty_strided(dst.sizes(), dst.strides(), src.options().dtype(dst.scalar_type()));
     staged.copy_(src);
   }
+  if (dst.scalar_type() == c10::kBool && has_odd_bools(staged)) staged = staged.view(c10::kByte).ne(0);
   const uint64_t bytes = uint64_t(dst.numel()) * dst.itemsize();
   constexpr uint64_t kStageBelow = 1 << 18;  // copying so little is cheaper than waiting for the queue
-  if (as_is && !stable && bytes <= kStageBelow) {
+  if (staged.is_same(src) && !stable && bytes <= kStageBelow) {
     staged = at::empty_strided(dst.sizes(), dst.strides(), src.options());
     std::memcpy(staged.mutable_data_ptr(), src.const_data_ptr(), bytes);
   }

@@ -24,6 +24,7 @@ typedef struct block {
 struct fpga_card {
   pthread_mutex_t mutex;
   int is_open, is_lost;
+  uint64_t index_limit;
   int32_t index;
   char *base, *backing; /* the range that may not be touched, and what it stands for */
   uint64_t bytes, free_bytes, cycles, commands;
@@ -133,6 +134,9 @@ int look(fpga_card_t card, const char *what, const fpga_operand_t *x, uint32_t d
   if (empty) return FPGA_OK;
   overflow |= __builtin_mul_overflow(last + 1, item, &span);
   if (overflow) return fail(FPGA_EVALUE, "%s: %s: too large", command, what);
+  if (last >= card->index_limit)
+    return fail(FPGA_EUNSUPPORTED, "%s: %s: reaches over %" PRIu64 " elements; an index holds %" PRIu64, command, what,
+                last + 1, card->index_limit);
   uint64_t unit = aligned ? ALIGNMENT : item;
   if ((uint64_t)x->address % unit)
     return fail(FPGA_EADDRESS, "%s: %s: address %p is no multiple of %" PRIu64, command, what, x->address, unit);
@@ -228,6 +232,7 @@ int fpga_open(int32_t index, fpga_card_t *card) {
     c->index = index;
     if (!c->base) { /* reserved for ever: a stale address faults */
       c->bytes = (uint64_t)setting("FPGA_MM_MEMORY", 1024, 1 << 20) << 20;
+      c->index_limit = (uint64_t)setting("FPGA_MM_INDEX_LIMIT", INT64_C(1) << 40, INT64_C(1) << 40);
       c->base = pages(c->bytes, PROT_NONE);
     }
     c->free_bytes = c->bytes;

@@ -49,6 +49,7 @@ struct Config {
   int threads;
   bool log;
   int64_t timeout_ms;
+  int64_t index_limit;  // elements that an index of the units can tell apart
 };
 const Config& config();  // read from the environment once; starts nothing
 

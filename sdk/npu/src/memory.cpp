@@ -229,6 +229,10 @@ npu_status_t resolve(npu_stream_t stream, const npu_tensor_t* tensor, uint32_t d
   out->rank = rank;
   out->data = nullptr;
   if (empty) return NPU_STATUS_SUCCESS;  // nothing will be touched: any address does
+  if (!overflow && last >= cfg.index_limit) {
+    return fail(NPU_STATUS_NOT_SUPPORTED, "%s: %s: reaches over %" PRId64 " elements: an index holds %" PRId64,
+                function, what, last + 1, cfg.index_limit);
+  }
 
   const Memory& memory = stream->device->memory;
   const void* address = tensor->address;

@@ -51,6 +51,7 @@ Config read_config() {
   c.threads = int(env_int("NPU_SIM_THREADS", cores ? cores : 1, 1, 256));
   c.log = env_is("NPU_SIM_LOG", "1");
   c.timeout_ms = env_int("NPU_SIM_TIMEOUT_MS", 2000, 1, 3600 * 1000);
+  c.index_limit = env_int("NPU_SIM_INDEX_LIMIT", int64_t(1) << 40, 1, int64_t(1) << 40);
   return c;
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.nn.functional import pad as pad_with
 
 from torchfl.compose.own._register import own
@@ -52,7 +53,13 @@ def convolve(
     columns, out = unfold(padded(x, padding), kernel, stride, dilation, groups)
     filters = weight.reshape(groups, weight.shape[0] // groups, -1)
     made = torch.bmm(filters, columns).view(weight.shape[0], x.shape[0], *out)
-    return made.transpose(0, 1).contiguous()
+    return made.transpose(0, 1)
+
+
+def laid_out(made: Tensor, *models: Tensor) -> Tensor:
+    """In memory as PyTorch has it: channels last if one of the models is."""
+    last = made.dim() == 4 and any(suggest_memory_format(model) == torch.channels_last for model in models)
+    return made.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def crop(x: Tensor, sizes: list[int]) -> Tensor:
@@ -104,7 +111,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, pad
         made = convolve(x, weight, stride, padding, dilation, groups)
     if bias is not None:
         made = made + bias.view(-1, *[1] * rank)
-    return made.squeeze(0) if single else made
+    return laid_out(made.squeeze(0) if single else made, x, weight)
 
 
 @own("convolution_backward", "convolution_backward_overrideable")
@@ -125,6 +132,7 @@ def convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) ->
                 for n, p, d, k, m, s in zip(x.shape[2:], padding, dilation, kernel, grad.shape[2:], stride, strict=True)
             ]
             dx = transposed(grad, weight, stride, padding, left, dilation, groups)
+        dx = laid_out(dx, x)
     if mask[1]:
         moved, fixed = (grad, x) if flip else (x, grad)
         moved = padded(moved, padding)
@@ -135,6 +143,7 @@ def convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) ->
         columns, _ = unfold(crop(moved, reach), kernel, stride, dilation, groups)
         g = fixed.transpose(0, 1).reshape(groups, fixed.shape[1] // groups, -1)
         dw = torch.bmm(g, columns.transpose(1, 2)).view(weight.shape)
+        dw = laid_out(dw, weight)
     if mask[2]:
         db = torch.sum(grad, [0, *range(2, grad.dim())])
     return dx, dw, db
