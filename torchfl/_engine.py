@@ -301,6 +301,7 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
         _safetensors,
         _stock_faults,
     )
+    from torchfl import compile as _compile
 
     c = engine()
     device_type = chip.device_type
@@ -329,6 +330,8 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
         _processes.install(c, engine_patches)
         _safetensors.install()
         engine_patches.on_undo(_safetensors.remove)
+        _compile.install()
+        engine_patches.on_undo(_compile.remove)
     _children.remember(chip.descriptor for chip in _loaded.values())
 
 

@@ -33,6 +33,9 @@ def overloads(op: str) -> list[tuple[str, str]]:
 def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str | None) -> dict[str, Any]:
     c = engine()
     index = _index_of(device, args)
+    if op.startswith("torchfl::"):  # a chain of the descriptor's fusions
+        chain: dict[str, Any] = c.explain(op, "", args, kwargs, index)
+        return chain
     errors = []
     for base, overload in overloads(op):
         try:

@@ -196,6 +196,29 @@ KERNEL(conv2d) {
   if (!status && db) status = npu_v3_reduce(f->stream, NPU_REDUCE_SUM, a, 0xd, fit(f, db, 4, 0xd, NULL));
   return status;
 }
+/* ---- chains of operators (docs/descriptor.md says how their arguments are laid out)
+ * A convolution's nine; weight, bias, mean, variance, training, momentum, eps of the norm; then the residual. */
+KERNEL(conv2d_chain) {
+  npu_tensor_t *weight = IN(1), *residual = f->call->arg_count > 16 ? LIKE(IN(16)) : NULL;
+  npu_epilogue_t e = {IN(11), IN(12), IN(9), IN(10), REAL(15), residual, f->tag, 0};
+  npu_window_t *w = window(f, 2);
+  w->kernel[0] = weight->shape[2], w->kernel[1] = weight->shape[3], w->groups = INT(8);
+  return npu_v3_conv2d_epilogue(f->stream, IN(0), weight, IN(2), w, &e, OUT(0));
+}
+/* (c, a, b, beta, alpha), then gelu's word, or the residual. */
+KERNEL(linear_chain) {
+  npu_tensor_t *residual = f->tag ? NULL : LIKE(IN(5)), *c = REAL(3) != 0 ? LIKE(IN(0)) : NULL;
+  npu_epilogue_t e = {.residual = residual, .activation = f->tag ? f->tag + variant(f, 5) : 0};
+  return npu_v3_matmul_epilogue(f->stream, IN(1), IN(2), c, REAL(4), REAL(3), &e, OUT(0));
+}
+/* (q, k) of a product, the shape of the scores, [mask, alpha,] (dim, dtype) of the softmax, a shape, v. */
+KERNEL(attention) {
+  const uba_value *shape = &ARG(2), *v = &ARG(f->call->arg_count - 1);
+  npu_tensor_t *q = IN(0), *k = IN(1), *mask = f->tag ? fit(f, IN(3), shape->count, 0, shape->v.ints) : NULL;
+  if (v[-2].kind != UBA_NONE || shape->v.ints[shape->count - 1] != k->shape[2]) return NPU_STATUS_NOT_SUPPORTED;
+  return npu_v3_attention(f->stream, q, k, describe(f, v->v.tensor), mask, 1, OUT(0));
+}
+SDK(layer_norm_residual, ROWS(LIKE(IN(0)), 3), ROWS(LIKE(IN(1)), 3), ROW(IN(4)), ROW(IN(5)), REAL(6), ROWS(OUT(0), 3))
 SDK(batch_norm, IN(0), IN(1), IN(2), IN(3), IN(4), INT(5), REAL(6), REAL(7), OUT(0), OUT(1), OUT(2))
 SDK(batch_norm_grad, IN(0), IN(1), IN(2), IN(3), IN(4), IN(5), IN(6), INT(7), REAL(8), OUT(0), OUT(1), OUT(2))
 SDK(layer_norm, ROWS(IN(0), 1), ROW(IN(2)), ROW(IN(3)), REAL(4), ROWS(OUT(0), 1), ROW(OUT(1)), ROW(OUT(2)))
@@ -271,7 +294,10 @@ static const uba_kernel kernels[] = {
     S(conv2d), K(conv2d_grad, conv2d, 1), S(batch_norm), S(batch_norm_grad), S(layer_norm), S(layer_norm_grad),
     S(max_pool), S(max_pool_grad), S(avg_pool), S(avg_pool_grad), S(adaptive_avg_pool), S(adaptive_avg_pool_grad),
     S(softmax), K(log_softmax, softmax, 1), S(softmax_grad), K(log_softmax_grad, softmax_grad, 1), S(nll_loss),
-    S(nll_loss_grad), S(index_select), S(gather), S(iota), S(embedding_grad), S(unscale), S(update_scale),
+    K(conv2d_norm, conv2d_chain, 0), K(conv2d_norm_relu, conv2d_chain, NPU_UNARY_RELU), S(attention),
+    K(conv2d_norm_add, conv2d_chain, 0), K(conv2d_norm_add_relu, conv2d_chain, NPU_UNARY_RELU), S(layer_norm_residual),
+    K(linear_add, linear_chain, 0), K(linear_relu, linear_chain, NPU_UNARY_RELU), K(attention_masked, attention, 1),
+    K(linear_gelu, linear_chain, NPU_UNARY_GELU), S(nll_loss_grad), S(index_select), S(gather), S(iota), S(embedding_grad), S(unscale), S(update_scale),
     /* Instructions; matmul, gather, argmax and argmin are those from above. */
     VU(neg, NEG), VU(abs, ABS), VU(not, BITWISE_NOT), VU(floor, FLOOR), VU(ceil, CEIL), VU(trunc, TRUNC),
     VU(round, ROUND), VU(sqrt, SQRT), VU(rsqrt, RSQRT), VU(exp, EXP), VU(exp2, EXP2), VU(expm1, EXPM1), VU(log, LOG),

@@ -5,6 +5,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "graph_memory.h"
 #include "kept.h"
 #include "memory_history.h"
 #include "runtime.h"
@@ -14,6 +15,7 @@ namespace {
 
 void release_block(void* context) {
   auto* block = static_cast<CachingAllocator::Block*>(context);
+  if (C10_UNLIKELY(graph_memory::t_scope != nullptr)) graph_memory::t_scope->released(block);
   static_cast<CachingAllocator*>(block->owner)->release(block);
 }
 
@@ -37,6 +39,9 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
     const int index = runtime::current_device();
     const c10::Device device(kDevice, c10::DeviceIndex(index));
     if (bytes == 0) return c10::DataPtr(nullptr, device);
+    if (C10_UNLIKELY(graph_memory::t_scope != nullptr)) {
+      if (auto piece = graph_memory::t_scope->take(index, bytes)) return std::move(*piece);
+    }
     DeviceEntry& entry = runtime::device(index);
     CachingAllocator::Block* block = guarded([&] {
       try {
@@ -54,6 +59,7 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
       }
     });
     block->owner = entry.allocator.get();
+    if (C10_UNLIKELY(graph_memory::t_scope != nullptr)) graph_memory::t_scope->allocated(index, block, bytes);
     return c10::DataPtr(block->ptr, block, &release_block, device);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // the context is not the pointer
@@ -73,6 +79,7 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {
     CachingAllocator::Block* block = block_of(ptr);
     if (block == nullptr) return;
+    graph_memory::pin(ptr);
     DeviceEntry& entry = runtime::device(stream.device_index());
     entry.allocator->record_stream(block, entry.stream_handle(stream.id()));
   }
@@ -122,6 +129,7 @@ struct RegisterAllocator {
 c10::Allocator* device_allocator() { return &g_allocator; }
 
 CachingAllocator::Block* block_of(const c10::DataPtr& ptr) {
+  if (const c10::DataPtr* behind = graph_memory::block_behind(ptr)) return block_of(*behind);
   if (ptr.get_deleter() != &release_block) return nullptr;
   return static_cast<CachingAllocator::Block*>(ptr.get_context());
 }

@@ -5,6 +5,7 @@
 
 #include "custom_route.h"
 #include "module.h"
+#include "undisturbed.h"
 
 namespace py = pybind11;
 
@@ -53,6 +54,7 @@ void read_results(const py::object& answer, const c10::OperatorHandle& form, con
 
 bool call_python(const std::string& function, const c10::OperatorHandle& form, const std::vector<c10::IValue>& args,
                  int device, std::vector<c10::IValue>* results) {
+  const Undisturbed undisturbed;
   py::gil_scoped_acquire gil;
   try {
     TORCH_CHECK(g_call != nullptr, "no way to call ", function);

@@ -9,6 +9,7 @@
 #include "autocast.h"
 #include "autograd_threads.h"
 #include "device_names.h"
+#include "graph_fused.h"
 #include "hooks.h"
 #include "kept.h"
 #include "module.h"
@@ -59,7 +60,7 @@ constexpr double kPicosecond = 1e-12, kFemtojoule = 1e-15;
 
 OpPath op_path_from(const py::dict& row) {
   OpPath path;
-  path.op = row["op"].cast<std::string>();
+  path.op = get<std::string>(row, "op", "");
   if (!row["overload"].is_none()) {
     path.overload = row["overload"].cast<std::string>();
     if (path.overload.empty()) path.overload = "default";  // as OpSchema names the overload without a name
@@ -152,6 +153,11 @@ Chip chip_from(const py::dict& lowered) {
   }
   for (const char* section : {"ops", "instructions"}) {
     for (py::handle row : lowered[section].cast<py::list>()) chip.ops.push_back(op_path_from(row.cast<py::dict>()));
+  }
+  for (py::handle item : lowered["fusions"].cast<py::list>()) {
+    OpPath row = op_path_from(item.cast<py::dict>());
+    row.op = define_fused(item["chain"].cast<std::vector<std::string>>());
+    chip.ops.push_back(std::move(row));
   }
   const auto fallback = lowered["fallback"].cast<py::dict>();
   chip.fallback_default = get<std::string>(fallback, "default", "compose");
@@ -393,6 +399,7 @@ PYBIND11_MODULE(_C, m) {
   define_composer(m);
   define_custom(m);
   define_profiler(m);
+  define_graph(m);
   stats::set_raise(&raise_unsupported);
   m.def("kernel_names", [](int index) { return runtime::device_unopened(index).chip->adapter->kernel_names(); });
   m.def("finish_autograd", &finish_autograd, py::call_guard<py::gil_scoped_release>());

@@ -6,6 +6,7 @@ namespace torchfl {
 
 void define_composer(pybind11::module_& m);  // composer_python.cpp
 void define_custom(pybind11::module_& m);    // custom_python.cpp
+void define_graph(pybind11::module_& m);     // graph_python.cpp
 void define_profiler(pybind11::module_& m);  // profiler_python.cpp
 
 }  // namespace torchfl

@@ -8,8 +8,10 @@
 #include "attention_limits.h"
 #include "composer.h"
 #include "custom_route.h"
+#include "graph_fused.h"
 #include "own_composites.h"
 #include "transfer.h"
+#include "undisturbed.h"
 #include "unsupported.h"
 
 namespace torchfl {
@@ -244,7 +246,7 @@ bool compose_here(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& 
   Plan& plan = *built.plan;
   Decision& decision = built.decision;
   // Without a tensor of ours it is a factory, which PyTorch makes of `empty` and an operator that has one.
-  if (!can_compose() || signature.host_tensors || signature.device < 0 ||
+  if (!can_compose() || is_fused(op.schema.name) || signature.host_tensors || signature.device < 0 ||
       !plan.entry->chip->routes.may_compose(op.schema))
     return false;
   const bool composed = compose_plan(op, args, signature, built, why);
@@ -317,6 +319,7 @@ void check_written_dtype(const OpState& op, int position, c10::ScalarType result
 
 BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signature& signature, int device,
                      const Refused& refused, bool announce, bool pack, const std::string& no_program) {
+  const Undisturbed undisturbed;
   BuiltPlan built;
   built.plan = std::make_unique<Plan>();
   Plan& plan = *built.plan;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "graph_fused.h"
 #include "values.h"
 
 namespace torchfl {
@@ -154,6 +155,7 @@ std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle&
                                                       at::ArrayRef<c10::IValue> args) {
   auto rule = rules().find(base);
   if (rule != rules().end()) return rule->second(args);
+  if (is_fused(base)) return fused_outputs(base, args);
   if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return std::nullopt;
   torch::jit::Stack stack;
   stack.reserve(args.size());

@@ -132,7 +132,9 @@ std::string arg_name(const CallView& call, int arg) {
   return size_t(arg) < names.size() ? names[size_t(arg)] : "argument " + std::to_string(arg);
 }
 
+// A fused operator is of the family of its first link, whose arguments have their own names in it.
 Family family_of(const std::string& op) {
+  if (op.compare(0, 9, "torchfl::") == 0) return family_of("aten::" + op.substr(9, op.find("__", 10) - 9));
   for (const char* name : {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::_int_mm",
                            "aten::_addmm_activation", "aten::_scaled_mm"}) {
     if (op == name) return Family::matmul;

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from torchfl.hcd import opnames, terms
 from torchfl.hcd.diagnostics import Note, Report, did_you_mean, show
 from torchfl.hcd.extends import inherited_note
-from torchfl.hcd.model import Conditions, Hcd, Instruction, Op, Predicate
+from torchfl.hcd.model import Conditions, Fusion, Hcd, Instruction, Op, Predicate
 from torchfl.hcd.nodes import Map, Node, Scalar, Seq
 
 Loc = tuple[str | int, ...]
@@ -64,6 +64,7 @@ class _Check:
             at: Loc = ("fusions", i)
             for j, name in enumerate(fusion.ops):
                 self._op_name(name, (*at, "ops", j))
+            self._chain_names(fusion, at)
             self._conditions(fusion, at, [])
             self._kernel_name(fusion.kernel, (*at, "kernel"), ())
         for name in self.hcd.fallback.ops:
@@ -256,6 +257,17 @@ class _Check:
         for name, predicate in (entry.where or {}).items():
             self._where(name, predicate, (*at, "where", name), targets)
         self._cost(entry, (*at, "cost"))
+
+    def _chain_names(self, fusion: Fusion, at: Loc) -> None:
+        if not all(opnames.arguments(target) for name in fusion.ops for target in opnames.resolve(name)):
+            return  # an operator that nobody knows has been told of
+        known = opnames.chain_arguments(fusion.ops)
+        named = [("where", name) for name in fusion.where or {}]
+        named += [("dtypes", name) for name in fusion.dtypes or {} if name != "*"]
+        for section, name in named:
+            if name not in known:
+                message = f"the chain has no argument '{name}'"
+                self._tell("HCD063", (*at, section, name), message, did_you_mean(name, known), key=True)
 
     def _op_dtypes(self, dtypes: dict[str, list[str]], at: Loc, targets: list[str]) -> None:
         supported = self.hcd.tensor.supported_dtypes

@@ -30,7 +30,8 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
                         implies comes first (aten::conv2d: rank equals 4, transposed equals 0)
         why         text, "" when not given             cost       see _cost; {} when not given
         path        index among the paths of the entry  file, line absolute path and line it was written at
-    fusions                   like ops, with "name" and "ops" (names as written) instead of op, overload, declared, path
+    fusions                   like ops, one row for each chain that the names resolve to: "name", "ops" (as written),
+                              "chain" ("aten::relu", "aten::add.Tensor") instead of path; op and overload are None
     instructions              like ops: op is "uba::vadd", declared "vadd", overload None, path 0
     fallback                  {"default", "ops": {resolved operator: route}, "budget": {"calls", "bytes"}}; operators
                               with their overload, where the file names one that is the same there
@@ -47,6 +48,7 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,7 +99,7 @@ def lower(descriptor: Descriptor) -> dict[str, Any]:
         "on_unsupported_dtype": hcd.tensor.on_unsupported_dtype,
         "attention": hcd.compute_units.attention.model_dump() if hcd.compute_units.attention else None,
         "ops": [row for i, op in enumerate(hcd.ops) for row in _op_rows(descriptor, op, i)],
-        "fusions": [_fusion(descriptor, fusion, i) for i, fusion in enumerate(hcd.fusions or [])],
+        "fusions": [row for i, fusion in enumerate(hcd.fusions or []) for row in _fusions(descriptor, fusion, i)],
         "instructions": [_instruction_row(descriptor, entry, i) for i, entry in enumerate(hcd.instructions or [])],
         "fallback": {
             "default": hcd.fallback.default,
@@ -168,13 +170,21 @@ def _instruction_row(descriptor: Descriptor, entry: model.Instruction, index: in
     }
 
 
-def _fusion(descriptor: Descriptor, fusion: model.Fusion, index: int) -> dict[str, Any]:
-    return {
-        "name": fusion.name,
-        "ops": list(fusion.ops),
-        "kernel": fusion.kernel,
-        **_conditions(descriptor, fusion, f"fusions[{index}]"),
-    }
+def _fusions(descriptor: Descriptor, fusion: model.Fusion, index: int) -> Iterable[dict[str, Any]]:
+    """One row for each chain of operators that the names can reach the backend as."""
+    conditions = _conditions(descriptor, fusion, f"fusions[{index}]")
+    conditions["where"] = _implied(fusion.ops[0]) + conditions["where"]
+    for chain in itertools.product(*(opnames.resolve_exactly(name) for name in fusion.ops)):
+        yield {
+            "name": fusion.name,
+            "ops": list(fusion.ops),
+            "chain": [target.removesuffix(".default") for target in chain],
+            "op": None,  # the engine defines the operator
+            "overload": None,
+            "declared": fusion.name,
+            "kernel": fusion.kernel,
+            **conditions,
+        }
 
 
 def _conditions(descriptor: Descriptor, entry: model.Conditions, at: str, known: Iterable[str] = ()) -> dict[str, Any]:

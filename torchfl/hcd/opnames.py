@@ -9,8 +9,10 @@ of its operator). The argument tables come from `opnames.json`, written by `tool
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
+from collections.abc import Iterable
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -256,6 +258,25 @@ def arguments(name: str) -> dict[str, str]:
     key = parsed.base if parsed.namespace == "aten" else parsed.name
     found: dict[str, str] = table().get(key, {}).get("a", {})
     return found
+
+
+def chain_arguments(names: Iterable[str]) -> set[str]:
+    """What conditions may name of a chain of operators, a fusion: the arguments of the first and what is derived from
+    them, and OPERATOR_ARGUMENT of the others, but for the first tensor, which is the result before. It is
+    OPERATOR2_ARGUMENT the second time that an operator takes part."""
+    known: set[str] = set()
+    for chain in itertools.product(*(resolve(name) for name in names)):
+        times: dict[str, int] = {}
+        for i, target in enumerate(chain):
+            short = target.partition("::")[2].partition(".")[0].removesuffix("_overrideable")
+            times[short] = times.get(short, 0) + 1
+            if i == 0:
+                known |= set(arguments(target)) | set(derived(target))
+                continue
+            prefix = f"{short}{times[short] if times[short] > 1 else ''}_"
+            tensors = [name for name, kind in arguments(target).items() if kind.startswith("t")]
+            known |= {prefix + name for name in arguments(target) if name not in tensors[:1]}
+    return known
 
 
 def instructions() -> list[str]:

@@ -351,10 +351,14 @@ NPU_API npu_status_t npu_v3_batch_norm_grad(npu_stream_t stream, const npu_tenso
                                             const npu_tensor_t *save_invstd, int32_t training, double eps,
                                             const npu_tensor_t *grad_x, const npu_tensor_t *grad_weight,
                                             const npu_tensor_t *grad_bias);
-/* x is [rows, columns] dense; weight, bias [columns] or NULL; mean, rstd [rows] float32. */
+/* x is [rows, columns] dense; weight, bias [columns] or NULL; mean, rstd [rows] float32 or NULL. */
 NPU_API npu_status_t npu_v3_layer_norm(npu_stream_t stream, const npu_tensor_t *x, const npu_tensor_t *weight,
                                        const npu_tensor_t *bias, double eps, const npu_tensor_t *out,
                                        const npu_tensor_t *mean, const npu_tensor_t *rstd);
+/* The same of x + residual, which has x's shape and strides. */
+NPU_API npu_status_t npu_v3_layer_norm_residual(npu_stream_t stream, const npu_tensor_t *x,
+                                                const npu_tensor_t *residual, const npu_tensor_t *weight,
+                                                const npu_tensor_t *bias, double eps, const npu_tensor_t *out);
 NPU_API npu_status_t npu_v3_layer_norm_grad(npu_stream_t stream, const npu_tensor_t *grad, const npu_tensor_t *x,
                                             const npu_tensor_t *mean, const npu_tensor_t *rstd,
                                             const npu_tensor_t *weight, const npu_tensor_t *grad_x,
@@ -397,11 +401,41 @@ NPU_API npu_status_t npu_v3_matmul_tiled(npu_stream_t stream, const npu_tensor_t
 NPU_API npu_status_t npu_v3_matmul_pipelined(npu_stream_t stream, const npu_tensor_t *a, const npu_tensor_t *b,
                                              const npu_tensor_t *c, double alpha, double beta, const npu_tensor_t *out);
 
+/* What a unit does to its sums before they are rounded and stored, in this order:
+ *   y = (y - mean) / sqrt(variance + eps) * weight + bias, for each filter of a convolution: float32 or y's dtype;
+ *   y += residual;
+ *   y = activation(y), by float32 polynomials, within 8 units in the last place of the larger of 1 and y.
+ * What is NULL or 0 is left out. In device time it costs what the residual takes to read. */
+typedef struct npu_epilogue {
+  const npu_tensor_t *mean, *variance, *weight, *bias;
+  double eps;
+  const npu_tensor_t *residual; /* of y's dtype, shape and strides */
+  int32_t activation;           /* 0, NPU_UNARY_RELU, NPU_UNARY_GELU or NPU_UNARY_GELU_TANH */
+  int32_t reserved;
+} npu_epilogue_t;
+
+/* The tiled product, of floating dtypes, with an epilogue (without normalisation). */
+NPU_API npu_status_t npu_v3_matmul_epilogue(npu_stream_t stream, const npu_tensor_t *a, const npu_tensor_t *b,
+                                            const npu_tensor_t *c, double alpha, double beta,
+                                            const npu_epilogue_t *epilogue, const npu_tensor_t *out);
+
+/* out = softmax(scale * q @ k + mask) @ v, for each of N heads: q [N, S, D], k [N, D, T], v [N, T, E], out [N, S, E],
+ * any strides, one floating dtype, float32 scores that never leave the unit. mask NULL, or [samples, heads, S, T] of
+ * any floating dtype with samples * heads = N (stride 0 = broadcast). A row of scores that are all -inf gives
+ * zeros. */
+NPU_API npu_status_t npu_v3_attention(npu_stream_t stream, const npu_tensor_t *q, const npu_tensor_t *k,
+                                      const npu_tensor_t *v, const npu_tensor_t *mask, double scale,
+                                      const npu_tensor_t *out);
+
 /* ---------------------------------------------------------------- convolution unit
  * x [N, C, H, W], w [O, C/groups, kH, kW], y [N, O, oH, oW], any strides; float16, bfloat16, float32, or int8 with an
  * INT32 y. Stride 1, 2 or 4, groups 1, 2 or 4, kernel up to 11, dilation 1 or 2; else NPU_STATUS_NOT_SUPPORTED. */
 NPU_API npu_status_t npu_v3_conv2d(npu_stream_t stream, const npu_tensor_t *x, const npu_tensor_t *w,
                                    const npu_tensor_t *bias, const npu_window_t *window, const npu_tensor_t *y);
+/* With an epilogue, of floating dtypes. */
+NPU_API npu_status_t npu_v3_conv2d_epilogue(npu_stream_t stream, const npu_tensor_t *x, const npu_tensor_t *w,
+                                            const npu_tensor_t *bias, const npu_window_t *window,
+                                            const npu_epilogue_t *epilogue, const npu_tensor_t *y);
 NPU_API npu_status_t npu_v3_conv2d_grad_input(npu_stream_t stream, const npu_tensor_t *grad, const npu_tensor_t *w,
                                               const npu_window_t *window, const npu_tensor_t *grad_x);
 NPU_API npu_status_t npu_v3_conv2d_grad_weight(npu_stream_t stream, const npu_tensor_t *grad, const npu_tensor_t *x,

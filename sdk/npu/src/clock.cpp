@@ -76,4 +76,19 @@ uint64_t convolution_cycles(double flops, double bytes, int32_t dtype) {
   return total(kConvolutionStart + std::max(flops / rate(config().chip, work), bytes / config().chip.memory_bandwidth));
 }
 
+uint64_t attention_cycles(int64_t heads, int64_t rows, int64_t keys, int64_t depth, int64_t width, int32_t dtype,
+                          double mask_bytes) {
+  const Chip& chip = config().chip;
+  Work work;
+  work.dtype = dtype;
+  const double vector = rate(chip, work), size = double(dtype_size(dtype));
+  work.unit = Work::matrix;
+  const double m = round_up(rows, 64), t = round_up(keys, 64), columns = round_up(depth, 64) + round_up(width, 64);
+  const double tiles = m / 64 * (t / 64 + round_up(width, 64) / 64);
+  const double compute = 2 * m * t * columns / rate(chip, work), scores = 5 * double(rows) * double(keys) / vector;
+  const double bytes = double(rows + keys) * double(depth + width) * size;
+  return total(double(heads) * (kTileStart * tiles + compute + scores + bytes / chip.memory_bandwidth) +
+               mask_bytes / chip.memory_bandwidth);
+}
+
 }  // namespace npu

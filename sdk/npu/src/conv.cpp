@@ -115,22 +115,16 @@ void fill_zero(const View& v) {
   }
 }
 
-}  // namespace
-}  // namespace npu
-
-using namespace npu;
-
-extern "C" {
-
-NPU_API npu_status_t npu_v3_conv2d(npu_stream_t stream, const npu_tensor_t* x, const npu_tensor_t* w,
-                                   const npu_tensor_t* bias, const npu_window_t* window, const npu_tensor_t* y) {
-  const char* function = "npu_v3_conv2d";
-  constexpr uint32_t inputs = kFloats | (1u << NPU_INT8);
+npu_status_t convolution(npu_stream_t stream, const char* function, const npu_tensor_t* x, const npu_tensor_t* w,
+                         const npu_tensor_t* bias, const npu_window_t* window, const npu_epilogue_t* epilogue,
+                         const npu_tensor_t* y) {
+  const uint32_t inputs = kFloats | (epilogue ? 0 : mask(NPU_INT8));
   Conv2dCommand command{};
   npu_status_t status = resolve(stream, x, inputs, Engine::compute, false, function, "x", &command.x);
   if (!status) status = resolve(stream, w, inputs, Engine::compute, false, function, "w", &command.w);
+  View shift;
   if (!status)
-    status = resolve(stream, bias, kFloats | mask(NPU_INT32), Engine::compute, true, function, "bias", &command.bias);
+    status = resolve(stream, bias, kFloats | mask(NPU_INT32), Engine::compute, true, function, "bias", &shift);
   if (!status)
     status = resolve(stream, y, kFloats | mask(NPU_INT32), Engine::compute, false, function, "y", &command.y);
   if (!status) status = make_geometry(function, command.x, command.w, command.y, window, &command.g);
@@ -142,15 +136,37 @@ NPU_API npu_status_t npu_v3_conv2d(npu_stream_t stream, const npu_tensor_t* x, c
                 "%s: dtypes %d, %d and %d of x, w and y: expected one floating dtype, or INT8, INT8 and INT32",
                 function, command.x.dtype, command.w.dtype, command.y.dtype);
   }
-  if (command.bias) {
-    bool fits = command.bias.dtype == result || (!integer && command.bias.dtype == NPU_FLOAT32);
-    if (!fits || command.bias.rank != 1 || command.bias.shape[0] != command.g.o) {
+  if (shift) {
+    bool fits = shift.dtype == result || (!integer && shift.dtype == NPU_FLOAT32);
+    if (!fits || shift.rank != 1 || shift.shape[0] != command.g.o) {
       return fail(NPU_STATUS_INVALID_VALUE, "%s: bias: expected [%" PRId64 "] of y's dtype%s", function, command.g.o,
                   integer ? "" : " or FLOAT32");
     }
+    command.bias = {shift.data, shift.stride[0], shift.dtype};
   }
+  status = resolve_epilogue(stream, function, epilogue, command.y, command.g.o, &command.epilogue);
+  if (status) return status;
   if (!command.y.numel()) return check_stream(stream, function);
-  return submit(stream, function, cost(command.g, command.x, command.w, command.y, command.x.dtype), command);
+  uint64_t price = cost(command.g, command.x, command.w, command.y, command.x.dtype);
+  return submit(stream, function, price + epilogue_cycles(command.epilogue, command.y), command);
+}
+
+}  // namespace
+}  // namespace npu
+
+using namespace npu;
+
+extern "C" {
+
+NPU_API npu_status_t npu_v3_conv2d(npu_stream_t stream, const npu_tensor_t* x, const npu_tensor_t* w,
+                                   const npu_tensor_t* bias, const npu_window_t* window, const npu_tensor_t* y) {
+  return convolution(stream, "npu_v3_conv2d", x, w, bias, window, nullptr, y);
+}
+
+NPU_API npu_status_t npu_v3_conv2d_epilogue(npu_stream_t stream, const npu_tensor_t* x, const npu_tensor_t* w,
+                                            const npu_tensor_t* bias, const npu_window_t* window,
+                                            const npu_epilogue_t* epilogue, const npu_tensor_t* y) {
+  return convolution(stream, "npu_v3_conv2d_epilogue", x, w, bias, window, epilogue, y);
 }
 
 NPU_API npu_status_t npu_v3_conv2d_grad_input(npu_stream_t stream, const npu_tensor_t* grad, const npu_tensor_t* w,

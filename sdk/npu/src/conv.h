@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 
+#include "epilogue.h"
 #include "gemm_engine.h"
 #include "sim.h"
 
@@ -54,7 +55,9 @@ int64_t* fill_table(int64_t* table, Axis a, Axis y, Axis x, int64_t first = 0);
 
 struct Conv2dCommand {
   ConvGeometry g;
-  View x, w, bias, y;
+  View x, w, y;
+  PerChannel bias;
+  Epilogue epilogue;
   void operator()();
 };
 struct ConvGradInputCommand {

@@ -88,6 +88,20 @@ struct ColumnSink {
   }
 };
 
+// Reads from where a sink would write, in a tensor of the same dtype and strides.
+struct ColumnSource {
+  const char* data;
+  const ColumnSink& like;
+  void load(int64_t base, int64_t row, int64_t first, int64_t count, float* values) const {
+    base += row * like.row_step;
+    for (int64_t done = 0; done < count;) {
+      int64_t at = first + done, some = like.run < 8 ? 1 : std::min(count - done, like.run - at % like.run);
+      load_floats(data, like.to.dtype, base + like.column[at], 1, some, values + done);
+      done += some;
+    }
+  }
+};
+
 bool dense_plane(const View& v) { return v.stride[3] == 1 && (v.stride[2] == v.shape[3] || v.shape[2] == 1); }
 
 }  // namespace
@@ -171,6 +185,7 @@ void Conv2dCommand::operator()() {
   for (int64_t t = 0; t < terms; t++) dense_weight &= weight[t] == t;
   int64_t corner = win.y.first * w.stride[2] + win.x.first * w.stride[3];
   ColumnSink sink{y, target, y.stride[1], dense_plane(y) ? positions : 1};
+  ColumnSource beside{epilogue.residual, sink};
 
   for (int64_t n0 = 0; n0 < g.n; n0 += chunk) {
     int64_t count = std::min(chunk, g.n - n0), columns = count * positions;
@@ -184,13 +199,14 @@ void Conv2dCommand::operator()() {
       Operand b{image + group * g.channels() * plane, NPU_FLOAT32, {base, 0, true}, {tap, 0, true}};
       if (x.dtype != NPU_INT8) {
         gemm(g.filters(), columns, terms, a, b, [&](int64_t row, int64_t first, int64_t some, const float* values) {
-          if (!bias) return sink.store(y0, row, first, some, values);
-          float shifted[512], add;
-          load_floats(bias.data, bias.dtype, (o0 + row) * bias.stride[0], 1, 1, &add);
+          if (!bias && !epilogue) return sink.store(y0, row, first, some, values);
+          float finished[512], residual[512];
+          const float add = bias.get(o0 + row, 0);
           for (int64_t j = 0; j < some; j += 512) {
             int64_t part = std::min<int64_t>(512, some - j);
-            for (int64_t i = 0; i < part; i++) shifted[i] = values[j + i] + add;
-            sink.store(y0, row, first + j, part, shifted);
+            if (epilogue.residual) beside.load(y0, row, first + j, part, residual);
+            epilogue.apply(o0 + row, add, values + j, epilogue.residual ? residual : nullptr, finished, part);
+            sink.store(y0, row, first + j, part, finished);
           }
         });
         continue;
@@ -201,7 +217,7 @@ void Conv2dCommand::operator()() {
         gemm(g.filters(), columns, std::min(kExactInt8Terms, terms - k0), a, b,
              [&](int64_t row, int64_t first, int64_t some, const float* sums) {
                uint32_t start = 0;
-               if (bias) start = uint32_t(reinterpret_cast<const int32_t*>(bias.data)[(o0 + row) * bias.stride[0]]);
+               if (bias) start = uint32_t(reinterpret_cast<const int32_t*>(bias.data)[(o0 + row) * bias.stride]);
                for (int64_t j = 0; j < some; j++) {
                  int32_t& total = out[y0 + row * y.stride[1] + target[first + j]];
                  total = int32_t((add_first ? start : uint32_t(total)) + uint32_t(int32_t(sums[j])));

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "device.h"
+#include "epilogue.h"
 #include "gemm_engine.h"
 #include "gemm_exact.h"
 #include "matrix_clock.h"
@@ -33,6 +34,7 @@ struct MatmulCommand {
   Matrix a, b, c, out;
   int64_t batch, m, n, k;
   float alpha, beta;
+  Epilogue epilogue;
 
   void operator()() {
     constexpr int64_t small = 1 << 21;  // multiply-adds
@@ -58,7 +60,8 @@ struct MatmulCommand {
 
   void finish(int64_t i, int64_t row, int64_t column, int64_t count, const float* sums) const {
     int64_t at = out.batch * i + row * out.row + column * out.column;
-    if (alpha == 1 && beta == 0) return store_floats(sums, count, out.data, out.dtype, at, {nullptr, out.column});
+    if (alpha == 1 && beta == 0 && !epilogue)
+      return store_floats(sums, count, out.data, out.dtype, at, {nullptr, out.column});
     float scaled[512], addend[512];
     for (int64_t done = 0; done < count; done += 512) {
       int64_t some = std::min<int64_t>(512, count - done);
@@ -66,6 +69,11 @@ struct MatmulCommand {
       if (beta != 0) {
         load_floats(c.data, c.dtype, c.batch * i + row * c.row + (column + done) * c.column, c.column, some, addend);
         for (int64_t j = 0; j < some; j++) scaled[j] += beta * addend[j];
+      }
+      if (epilogue) {
+        if (epilogue.residual)
+          load_floats(epilogue.residual, out.dtype, at + done * out.column, out.column, some, addend);
+        epilogue.apply(0, 0, scaled, epilogue.residual ? addend : nullptr, scaled, some);
       }
       store_floats(scaled, some, out.data, out.dtype, at + done * out.column, {nullptr, out.column});
     }
@@ -112,8 +120,9 @@ struct MatmulCommand {
 };
 
 npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, const npu_tensor_t* a,
-                    const npu_tensor_t* b, const npu_tensor_t* c, double alpha, double beta, const npu_tensor_t* out) {
-  constexpr uint32_t inputs = kFloats | kExactProducts;
+                    const npu_tensor_t* b, const npu_tensor_t* c, double alpha, double beta, const npu_tensor_t* out,
+                    const npu_epilogue_t* epilogue = nullptr) {
+  const uint32_t inputs = kFloats | (epilogue ? 0 : kExactProducts);
   View va, vb, vc, vo;
   npu_status_t status = resolve(stream, a, inputs, Engine::compute, false, function, "a", &va);
   if (!status) status = resolve(stream, b, inputs, Engine::compute, false, function, "b", &vb);
@@ -144,7 +153,8 @@ npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, 
                         vo.shape[r - 1],
                         va.shape[r - 1],
                         float(alpha),
-                        vc ? float(beta) : 0.0f};
+                        vc ? float(beta) : 0.0f,
+                        {}};
   bool same_batch = r == 2 || (va.shape[0] == vo.shape[0] && vb.shape[0] == vo.shape[0]);
   if (va.shape[r - 2] != command.m || vb.shape[r - 1] != command.n || vb.shape[r - 2] != command.k || !same_batch) {
     return fail(NPU_STATUS_INVALID_VALUE,
@@ -157,9 +167,12 @@ npu_status_t matmul(npu_stream_t stream, const char* function, MatmulPath path, 
     return fail(NPU_STATUS_INVALID_VALUE, "%s: c has another shape than out: express broadcasting by stride 0",
                 function);
   }
+  status = resolve_epilogue(stream, function, epilogue, vo, -1, &command.epilogue);
+  if (status) return status;
   if (!vo.numel()) return check_stream(stream, function);
   if (exact && !widens) return submit_exact(stream, function, va, vb, vo);
-  uint64_t cost = matmul_cycles(path, command.batch, command.m, command.n, command.k, va.dtype, vo.dtype, bool(vc));
+  uint64_t cost = matmul_cycles(path, command.batch, command.m, command.n, command.k, va.dtype, vo.dtype, bool(vc)) +
+                  epilogue_cycles(command.epilogue, vo);
   command.fold_batch();
   command.face_output();
   return submit(stream, function, cost, command);
@@ -186,6 +199,12 @@ NPU_API npu_status_t npu_v3_matmul_pipelined(npu_stream_t stream, const npu_tens
                                              const npu_tensor_t* c, double alpha, double beta,
                                              const npu_tensor_t* out) {
   return matmul(stream, "npu_v3_matmul_pipelined", MatmulPath::pipelined, a, b, c, alpha, beta, out);
+}
+
+NPU_API npu_status_t npu_v3_matmul_epilogue(npu_stream_t stream, const npu_tensor_t* a, const npu_tensor_t* b,
+                                            const npu_tensor_t* c, double alpha, double beta,
+                                            const npu_epilogue_t* epilogue, const npu_tensor_t* out) {
+  return matmul(stream, "npu_v3_matmul_epilogue", MatmulPath::tiled, a, b, c, alpha, beta, out, epilogue);
 }
 
 }  // extern "C"

@@ -29,6 +29,11 @@ struct NormaliseBody {
     NPU_IVDEP for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean) * rstd * w[i] + b[i];
   }
 };
+struct SumBody {
+  NPU_INLINE static void run(const float* x, const float* r, float* out, int64_t n) {
+    NPU_IVDEP for (int64_t i = 0; i < n; i++) out[i] = x[i] + r[i];
+  }
+};
 // sums: of g w, and of g w h
 struct RowGradSums {
   NPU_INLINE static void run(const float* x, const float* g, const float* w, float* h, float* gw, int64_t n, float mean,
@@ -52,22 +57,19 @@ const float* parameter(const Channel& c, int64_t n, float absent, float* buffer)
   return buffer;
 }
 
-}  // namespace
-}  // namespace npu
-
-using namespace npu;
-
-extern "C" npu_status_t npu_v3_layer_norm(npu_stream_t stream, const npu_tensor_t* x, const npu_tensor_t* weight,
-                                          const npu_tensor_t* bias, double eps, const npu_tensor_t* out,
-                                          const npu_tensor_t* mean, const npu_tensor_t* rstd) {
-  static const char fn[] = "npu_v3_layer_norm";
-  View vx, vo;
+npu_status_t layer_norm(npu_stream_t stream, const char* fn, const npu_tensor_t* x, const npu_tensor_t* residual,
+                        const npu_tensor_t* weight, const npu_tensor_t* bias, double eps, const npu_tensor_t* out,
+                        const npu_tensor_t* mean, const npu_tensor_t* rstd) {
+  View vx, vr, vo;
   NPU_TRY(resolve(stream, x, kFloats, Engine::compute, false, fn, "x", &vx));
   NPU_TRY(resolve(stream, out, kFloats, Engine::compute, false, fn, "out", &vo));
   NPU_TRY(check_rows(fn, "x", vx));
   NPU_TRY(check_rows(fn, "out", vo));
   NPU_TRY(same_dtype(fn, "out", vo, vx.dtype));
   NPU_TRY(same_shape(fn, "x", vx, vo));
+  NPU_TRY(resolve(stream, residual, mask(vx.dtype), Engine::compute, true, fn, "residual", &vr));
+  if (vr) NPU_TRY(check_rows(fn, "residual", vr));
+  if (vr) NPU_TRY(same_shape(fn, "residual", vr, vo));
   const int64_t rows = vx.shape[0], columns = vx.shape[1];
   Channel w, b, means, rstds;
   NPU_TRY(resolve_channel(stream, weight, vx.dtype, columns, true, false, fn, "weight", &w));
@@ -75,7 +77,8 @@ extern "C" npu_status_t npu_v3_layer_norm(npu_stream_t stream, const npu_tensor_
   NPU_TRY(resolve_channel(stream, mean, NPU_FLOAT32, rows, true, true, fn, "mean", &means));
   NPU_TRY(resolve_channel(stream, rstd, NPU_FLOAT32, rows, true, true, fn, "rstd", &rstds));
   if (vx.numel() == 0) return NPU_STATUS_SUCCESS;
-  const Work work{8.0 * static_cast<double>(vx.numel()), 2 * view_bytes(vx), vx.dtype};
+  const Work work{8.0 * static_cast<double>(vx.numel()), 2 * view_bytes(vx) + view_bytes(vr), vx.dtype};
+  const char* beside = vr.data;
   return submit(stream, fn, cycles(stream, work), [=] {
     const size_t row_bytes = static_cast<size_t>(columns) * sizeof(float);
     float* parameters = static_cast<float*>(scratch(0, kWeightSlot, 2 * row_bytes));
@@ -83,9 +86,15 @@ extern "C" npu_status_t npu_v3_layer_norm(npu_stream_t stream, const npu_tensor_
     const float* fb = parameter(b, columns, 0, parameters + columns);
     const int64_t size = static_cast<int64_t>(dtype_size(vx.dtype));
     parallel_for(rows, kGrain / columns + 1, [&](int64_t begin, int64_t end, int thread) {
-      float* buffer = static_cast<float*>(scratch(thread, kRowSlot, 2 * row_bytes));
+      float* buffer = static_cast<float*>(scratch(thread, kRowSlot, 3 * row_bytes));
       for (int64_t r = begin; r < end; r++) {
         const float* fx = load_floats(vx.dtype, vx.data + r * columns * size, 1, columns, buffer);
+        if (beside) {
+          float* sum = buffer + 2 * columns;
+          const float* fr = load_floats(vx.dtype, beside + r * columns * size, 1, columns, buffer + columns);
+          simd<SumBody>(fx, fr, sum, columns);
+          fx = sum;
+        }
         double sums[2] = {0, 0};
         simd<DotBody>(fx, fx, columns, sums);
         const double m = sums[0] / static_cast<double>(columns);
@@ -98,6 +107,23 @@ extern "C" npu_status_t npu_v3_layer_norm(npu_stream_t stream, const npu_tensor_
       }
     });
   });
+}
+
+}  // namespace
+}  // namespace npu
+
+using namespace npu;
+
+extern "C" npu_status_t npu_v3_layer_norm(npu_stream_t stream, const npu_tensor_t* x, const npu_tensor_t* weight,
+                                          const npu_tensor_t* bias, double eps, const npu_tensor_t* out,
+                                          const npu_tensor_t* mean, const npu_tensor_t* rstd) {
+  return layer_norm(stream, "npu_v3_layer_norm", x, nullptr, weight, bias, eps, out, mean, rstd);
+}
+
+extern "C" npu_status_t npu_v3_layer_norm_residual(npu_stream_t stream, const npu_tensor_t* x,
+                                                   const npu_tensor_t* residual, const npu_tensor_t* weight,
+                                                   const npu_tensor_t* bias, double eps, const npu_tensor_t* out) {
+  return layer_norm(stream, "npu_v3_layer_norm_residual", x, residual, weight, bias, eps, out, nullptr, nullptr);
 }
 
 extern "C" npu_status_t npu_v3_layer_norm_grad(npu_stream_t stream, const npu_tensor_t* grad, const npu_tensor_t* x,
