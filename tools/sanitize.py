@@ -66,7 +66,11 @@ def soak(steps: int) -> int:
     if code != 0:
         return code
     shutil.copytree(ROOT / "torchfl", site / "torchfl", dirs_exist_ok=True)
-    runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    # The C++ runtime too: the sanitizer looks for what it wraps of it when it starts, and Python is not linked to it.
+    runtime = ":".join(
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    )
     env = {
         **os.environ,
         "LD_PRELOAD": runtime,

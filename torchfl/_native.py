@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from importlib import metadata
 from types import ModuleType
 
@@ -39,14 +40,16 @@ def mismatch(installed: str | None) -> str:
 
 
 def check_torch_version() -> None:
-    """Compare the installed torch with the one the engine was compiled for.
+    """Compare torch, as it is imported or else installed, with the one the engine was compiled for.
 
     Raises VersionError if torch is missing or of another minor version.
     """
-    try:
-        installed = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        installed = None
+    installed: str | None = getattr(sys.modules.get("torch"), "__version__", None)
+    if installed is None:
+        try:
+            installed = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            installed = None
     reason = mismatch(installed)
     if reason:
         raise VersionError(reason)

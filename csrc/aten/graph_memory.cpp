@@ -93,7 +93,8 @@ std::shared_ptr<const Plan> make_plan(std::vector<Allocation> allocations, int s
   return plan;
 }
 
-Scope::Scope(int device, std::shared_ptr<const Plan> plan) : device_(device), plan_(std::move(plan)), outer_(t_scope) {
+Scope::Scope(int device, std::shared_ptr<const Plan> plan)
+    : device_(device), stream_(runtime::current_stream(device)), plan_(std::move(plan)), outer_(t_scope) {
   if (plan_ != nullptr && plan_->bytes > 0) {
     t_scope = nullptr;  // the block itself is no piece of an outer run's
     const c10::DeviceGuard guard(c10::Device(kDevice, c10::DeviceIndex(device)));
@@ -122,7 +123,7 @@ void Scope::at_step(int step) {
 }
 
 std::optional<c10::DataPtr> Scope::take(int device, uint64_t bytes) {
-  if (plan_ == nullptr || device != device_) return std::nullopt;
+  if (plan_ == nullptr || device != device_ || runtime::current_stream(device) != stream_) return std::nullopt;
   if (next_ >= plan_->first_of[size_t(step_) + 1]) {
     matched_ = false;
     return std::nullopt;
@@ -148,7 +149,7 @@ std::optional<c10::DataPtr> Scope::take(int device, uint64_t bytes) {
 }
 
 void Scope::allocated(int device, const void* block, uint64_t bytes) {
-  if (plan_ != nullptr || device != device_) return;
+  if (plan_ != nullptr || device != device_ || runtime::current_stream(device) != stream_) return;
   alive_[block] = allocations_.size();
   allocations_.push_back({step_, bytes, event_++, -1});
 }

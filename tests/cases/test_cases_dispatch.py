@@ -150,9 +150,7 @@ def test_case_31_each_as_the_first_thing_that_a_process_does(chip):
 def test_case_32_another_torch_minor_is_one_line_before_any_library_is_opened(chip):
     code = f"""
 import torch
-from importlib import metadata
-stock = metadata.version
-metadata.version = lambda name: "2.99.1" if name == "torch" else stock(name)
+torch.__version__ = "2.99.1+cpu"
 import torchfl
 try:
     torchfl.load("{chip}")
@@ -163,7 +161,9 @@ except torchfl.VersionError as error:
     assert not opened, opened
     print("refused", torch.ones(2).sum().item())
 """
-    ran = run_script(code)
+    ran = run_script(
+        code, env={"TORCHFL_AUTOLOAD": "0"}
+    )  # `import torch` itself looks before the version is changed here
     assert ran.code == 0 and ran.out == "refused 2.0\n", ran
 
 
