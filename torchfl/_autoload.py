@@ -1,10 +1,11 @@
 """What `import torch` runs, by the entry point `torch.backends`: from then on the names of installed chips work.
 
 Contract: `start` registers names only, in a few milliseconds; no chip is opened and no engine loaded before a name is
-used: in a device string, as `torch.<name>`, or in a file that `torch.load` reads. Then all chips are loaded as
-`torchfl.init()` would. Nothing that is wrong here may break `import torch`: it costs the names, and one line in the
-log. `TORCHFL_AUTOLOAD=0` turns it off, as `TORCH_DEVICE_BACKEND_AUTOLOAD=0` does for every backend. In a process that
-was started to take CUDA's names (`TORCHFL_AS_CUDA=1`: children of one that does) they are switched on at once.
+used: in a device string, as `torch.<name>`, in a file that `torch.load` reads, or by asking `torch.accelerator` which
+accelerator there is. Then all chips are loaded as `torchfl.init()` would. Nothing that is wrong here may break
+`import torch`: it costs the names, and one line in the log. `TORCHFL_AUTOLOAD=0` turns it off, as
+`TORCH_DEVICE_BACKEND_AUTOLOAD=0` does for every backend. In a process that was started to take CUDA's names
+(`TORCHFL_AS_CUDA=1`: children of one that does) they are switched on at once.
 
 Imports the standard library only, as it is imported with torch everywhere.
 """
@@ -135,6 +136,15 @@ def _watch(torch: Any, chips: dict[str, str]) -> str:
         return stock(name)
 
     patches.attribute(torch, "__getattr__", __getattr__)
+
+    stock_accelerator = torch._C._accelerator_getAccelerator
+
+    def _accelerator_getAccelerator() -> Any:
+        if stock_accelerator() is None and _names:
+            resolve(next(iter(_names)))  # who asks which one there is wants to use it
+        return stock_accelerator()
+
+    patches.attribute(torch._C, "_accelerator_getAccelerator", _accelerator_getAccelerator)
 
     def restore(storage: Any, location: str) -> Any:
         if location.partition(":")[0] not in _names or not resolve(location):

@@ -1,7 +1,7 @@
 // autograd_threads.cpp: see autograd_threads.h.
 //
-// What is done here is what Engine::start_device_threads does for the devices that are there at its time, by the members
-// that it gives to classes derived from it. They are PyTorch 2.13's, for which this library is compiled.
+// What is done here is what Engine::start_device_threads does for the devices that are there at its time, by the
+// members that it gives to classes derived from it. They are PyTorch 2.13's, for which this library is compiled.
 #include "autograd_threads.h"
 
 #include <torch/csrc/autograd/engine.h>

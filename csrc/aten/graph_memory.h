@@ -55,7 +55,8 @@ class Scope {
 
  private:
   int device_;
-  void* stream_;  // pieces follow each other in its order; what an operator does on another stream has memory of its own
+  void*
+      stream_;  // pieces follow each other in its order; what an operator does on another stream has memory of its own
   std::shared_ptr<const Plan> plan_;
   Arena* arena_ = nullptr;
   Scope* outer_;

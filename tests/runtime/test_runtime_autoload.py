@@ -303,3 +303,22 @@ def test_cuda_can_be_asked_for_by_the_environment():
         TORCHFL_CHIPS="npu_v3",
     )
     assert lines == ["True cuda:0"], err
+
+
+def test_asking_for_the_accelerator_loads_the_chips():
+    """Programs that name no device ask which one there is."""
+    code = """
+import torch
+x = torch.ones(2) + 1
+assert not hasattr(torch._C, "_has_torch_fl")
+device = torch.accelerator.current_accelerator()
+assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
+print(device, (x.to(device) * 2).tolist(), torch.accelerator.current_device_index())
+"""
+    ran = run_script(code, env={"TORCHFL_CHIPS": "npu_v3"})
+    assert ran.code == 0 and ran.out == "npu_v3 [4.0, 4.0] 0\n", ran
+    none = run_script(
+        "import torch; print(torch.accelerator.current_accelerator(), torch.accelerator.is_available())",
+        env={"TORCHFL_CHIPS": "/nowhere/chip.yaml"},
+    )
+    assert none.code == 0 and none.out == "None False\n", none
