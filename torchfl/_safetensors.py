@@ -7,15 +7,13 @@ before or after a chip is loaded; `remove` takes it back.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from torchfl._when_imported import forget, when_imported
 
 _stock: Any = None
 
@@ -84,47 +82,20 @@ def _replace(old: Any, new: Any) -> None:
             vars(module)["safe_open"] = new
 
 
-class _WhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Installs as soon as safetensors is imported, before anyone can take its `safe_open` by name."""
-
-    def __init__(self) -> None:
-        self._loader: Any = None
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "safetensors":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        install()
-
-
-def install() -> None:
+def _prepare(module: Any) -> None:
     global _stock
-    if _stock is not None:
-        return
-    module = sys.modules.get("safetensors")
-    if module is None:
-        if not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _WhenImported())
-        return
     _stock = module.safe_open
     _replace(_stock, safe_open)
 
 
+def install() -> None:
+    if _stock is None:
+        when_imported("safetensors", _prepare, "safe_open")
+
+
 def remove() -> None:
     global _stock
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _WhenImported)]
+    forget("safetensors")
     if _stock is not None:
         stock, _stock = _stock, None
         _replace(safe_open, stock)

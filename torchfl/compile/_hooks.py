@@ -1,61 +1,30 @@
 """Telling PyTorch's compiler of our devices, when it is imported.
 
-Contract: `install` imports nothing of PyTorch's compiler, which costs seconds. A finder at the head of sys.meta_path
-waits for the three modules concerned; each is prepared right after it has run. What is changed in a module of PyTorch's
-is one function of Inductor's, and `remove` puts it back.
+Contract: `install` imports nothing of PyTorch's compiler, which costs seconds: the three modules concerned are prepared
+right after they have run. What is changed in a module of PyTorch's is one function of Inductor's, and `remove` puts it
+back.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
+
+from torchfl._when_imported import forget, when_imported
 
 
 def install() -> None:
-    for name, prepare in _PREPARE.items():
-        module = sys.modules.get(name)
-        if module is not None and hasattr(module, _DONE[name]):
-            prepare(module)
-        elif not any(isinstance(finder, _After) and finder.name == name for finder in sys.meta_path):
-            sys.meta_path.insert(0, _After(name, prepare))
+    for name, (prepare, last_name) in _PREPARE.items():
+        when_imported(name, prepare, last_name)
 
 
 def remove() -> None:
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _After)]
+    forget(*_PREPARE)
     module: Any = sys.modules.get("torch._inductor.compile_fx")
     if module is not None and hasattr(module.compile_fx, "_torchfl_before"):
         module.compile_fx = module.compile_fx._torchfl_before
-
-
-class _After(importlib.abc.MetaPathFinder):
-    """Calls `prepare` after one module was executed, and then has done its work."""
-
-    def __init__(self, name: str, prepare: Callable[[ModuleType], None]) -> None:
-        self.name, self.prepare = name, prepare
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self.prepare(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _register_backend(registry: Any) -> None:
@@ -124,14 +93,9 @@ def _is_device(arg: Any, name: str) -> bool:
     return isinstance(arg, str) and arg.partition(":")[0] == name
 
 
-_PREPARE: dict[str, Callable[[Any], None]] = {
-    "torch._dynamo.backends.registry": _register_backend,
-    "torch._dynamo.device_interface": _register_device,
-    "torch._inductor.compile_fx": _redirect_inductor,
-}
-#: A module that is still being imported does not have this yet.
-_DONE = {
-    "torch._dynamo.backends.registry": "list_backends",
-    "torch._dynamo.device_interface": "init_device_reg",
-    "torch._inductor.compile_fx": "compile_fx",
+#: Module -> what to do with it, and a name that it has only once it has run.
+_PREPARE: dict[str, tuple[Callable[[Any], None], str]] = {
+    "torch._dynamo.backends.registry": (_register_backend, "list_backends"),
+    "torch._dynamo.device_interface": (_register_device, "init_device_reg"),
+    "torch._inductor.compile_fx": (_redirect_inductor, "compile_fx"),
 }
