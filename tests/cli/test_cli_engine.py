@@ -143,6 +143,7 @@ def test_the_doctor_names_a_wrong_torch(cli, monkeypatch):
     from torchfl.cli import doctor
 
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.9.1")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # what is imported goes before what is installed
     monkeypatch.setattr(doctor, "_probe", lambda chips: pytest.fail("nothing may be loaded then"))
     result = cli("doctor", "--json")
     (wrong,) = (f for f in result.json()["findings"] if f["status"] == "fail")

@@ -96,7 +96,9 @@ def test_four_processes_trace_into_one_folder(tmp_path: Path) -> None:
     counts = [int(line.split()[1]) for line in ran.out.splitlines() if line.startswith("traces")]
     assert len(counts) == 4 and sum(counts) >= 10
     assert not list(tmp_path.rglob("*.tmp")), "nothing half-written is left"
-    for file in tmp_path.rglob("*.json"):
+    kept = list((tmp_path / "programs").rglob("*.json"))
+    assert len(kept) >= 10
+    for file in kept:
         assert json.loads(file.read_text())["programs"]
     after = run_script(_LOAD + _TRACE, BENCHMARKS, env=env)
     assert after.code == 0 and json.loads(after.out.splitlines()[-1])["traces"] == 0, after.err
