@@ -1,5 +1,6 @@
 """devices, explain, doctor and run on the shipped chips. Needs the native part, and fails without it."""
 
+import sys
 from pathlib import Path
 
 import pytest
