@@ -147,6 +147,8 @@ def test_an_event_may_be_recorded_again(npu):
     event.record()
     assert not event.query()
     event.synchronize()
+    assert event.query()  # the second mark has passed, which stands behind the work
+    torch.npu_v3.current_stream().synchronize()
     assert torch.npu_v3.current_stream().query()
 
 
