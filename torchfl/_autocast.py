@@ -39,5 +39,6 @@ def lists(defaults: dict[str, list[str]], lowered: dict[str, Any]) -> dict[str, 
     return result
 
 
-def install(engine: ModuleType, lowered: dict[str, Any]) -> None:
-    engine.install_autocast(lists(engine.default_autocast_lists(), lowered))
+def install(engine: ModuleType, lowered: dict[str, Any], first_index: int, count: int) -> None:
+    """For the devices of one chip: each has its own lists."""
+    engine.install_autocast(lists(engine.default_autocast_lists(), lowered), first_index, count)

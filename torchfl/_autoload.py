@@ -12,6 +12,7 @@ Imports the standard library only, as it is imported with torch everywhere.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -137,14 +138,9 @@ def _watch(torch: Any, chips: dict[str, str]) -> str:
 
     patches.attribute(torch, "__getattr__", __getattr__)
 
-    stock_accelerator = torch._C._accelerator_getAccelerator
-
-    def _accelerator_getAccelerator() -> Any:
-        if stock_accelerator() is None and _names:
-            resolve(next(iter(_names)))  # who asks which one there is wants to use it
-        return stock_accelerator()
-
-    patches.attribute(torch._C, "_accelerator_getAccelerator", _accelerator_getAccelerator)
+    if torch._C._accelerator_getAccelerator() is None:
+        for function in [name for name in dir(torch._C) if name.startswith("_accelerator_")]:
+            patches.attribute(torch._C, function, _wanted(getattr(torch._C, function)))
 
     def restore(storage: Any, location: str) -> Any:
         if location.partition(":")[0] not in _names or not resolve(location):
@@ -158,6 +154,18 @@ def _watch(torch: Any, chips: dict[str, str]) -> str:
     _names.update(chips)
     _patches = patches
     return ""
+
+
+def _wanted(stock: Any) -> Any:
+    """A function of `torch.accelerator`'s: who calls it wants to use the accelerator."""
+
+    @functools.wraps(stock)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if _names:
+            resolve(next(iter(_names)))
+        return stock(*args, **kwargs)
+
+    return function
 
 
 def unwatch() -> None:

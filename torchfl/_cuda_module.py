@@ -244,9 +244,12 @@ def _tensor_type(name: str, dtype: torch.dtype) -> type:
 
     class Made(metaclass=Type):
         def __new__(cls, *args: Any) -> Any:
-            if len(args) == 1 and not isinstance(args[0], int):
+            if len(args) == 1 and isinstance(args[0], torch.Tensor):
+                return args[0].detach().to(device="cuda", dtype=dtype, copy=True)
+            if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
                 return torch.tensor(args[0], dtype=dtype, device="cuda")
-            return torch.empty(args, dtype=dtype, device="cuda")
+            sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+            return torch.empty(sizes, dtype=dtype, device="cuda")
 
     Made.__name__ = Made.__qualname__ = name
     Made.__module__ = "torch.cuda"

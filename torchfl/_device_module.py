@@ -55,7 +55,11 @@ class DeviceModule(ModuleType):
         self._entered = threading.local()  # index: the device of the innermost `with torch.<chip>.device(...)`
         module = self
 
-        class Stream(torch.Stream):
+        class StreamType(type(torch.Stream)):  # type: ignore[misc]
+            def __instancecheck__(cls, value: object) -> bool:
+                return isinstance(value, torch.Stream) and value.device.type == module._torch_type
+
+        class Stream(torch.Stream, metaclass=StreamType):
             """A queue of work on one device of this chip."""
 
             def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
@@ -439,10 +443,15 @@ def _register_locations(engine: ModuleType) -> None:
         return str(storage.device) if engine.shown_device_name() else str(engine.label(storage.device.index))
 
     def restore(storage: Any, location: str) -> Any:
-        if location.partition(":")[0] not in _modules:
+        name, _, index = location.partition(":")
+        if name == "privateuseone":  # saved after a shutdown
+            target = torch.device(torch._C._get_privateuse1_backend_name(), int(index or 0))
+        elif name in _modules:
+            target = torch.device(location)
+        else:
             return None
         here = torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
-        return here.to(torch.device(location)).untyped_storage()
+        return here.to(target).untyped_storage()
 
     registry = torch.serialization._package_registry
     torch.serialization.register_package(19, tag, restore)  # before PyTorch's rules for accelerators, from 20 on

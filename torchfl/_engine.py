@@ -312,12 +312,15 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
         _no_device.patches.undo()
         engine_patches.attribute(torch._C, "_has_torch_fl", True)
         engine_patches.on_undo(c.disengage_names)
-        _autocast.install(c, lowered)
         _compose.install(c, _lowered)
         _fallbacks.install(c)
         atexit.unregister(c.finish_autograd)
         atexit.register(c.finish_autograd)
     _lowered[device_type] = lowered
+    _autocast.install(c, lowered, chip.first_index, chip.count)
+    for index in range(chip.first_index, chip.first_index + chip.count):
+        # As on CUDA, a seed that was set before there was a device is the device's, too.
+        c.default_generator(index).manual_seed(torch.initial_seed())
     _budget.install(c, log.warning, device_type, lowered)
     unit = lowered["attention"]
     if unit and unit["enabled"] and unit["beyond"] == "error":

@@ -20,9 +20,12 @@ def restore(host: torch.UntypedStorage, label: str, descriptor: str, adapter: st
     """The storage in the process that receives it."""
     import torchfl
 
-    if label.partition(":")[0] not in {chip.device_type for chip in torchfl.chips()}:
+    device_type = label.partition(":")[0]
+    if not torchfl.chips():
+        torchfl.init()  # the sender's chips, in its order, if it is the parent
+    if device_type not in {chip.device_type for chip in torchfl.chips()}:
         torchfl.load_hcd(descriptor)
-        torchfl.load_uba(label.partition(":")[0], adapter)
+        torchfl.load_uba(device_type, adapter)
     return torch.tensor([], dtype=torch.uint8).set_(host).to(torch.device(label)).untyped_storage()
 
 

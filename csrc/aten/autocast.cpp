@@ -4,12 +4,18 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include <array>
+#include <atomic>
+
 #include "runtime.h"
 
 namespace torchfl::autocast {
 namespace {
 
-enum class Policy { lower_precision, fp32, fp32_set_opt_dtype, promote };
+enum class Policy : int8_t { none, lower_precision, fp32, fp32_set_opt_dtype, promote };
+
+// An operator's, for each device: unlike chips have lists of their own.
+using Policies = std::array<std::atomic<Policy>, kMaxDevices>;
 
 bool eligible(const at::Tensor& tensor) {
   return tensor.defined() && at::autocast::is_autocast_eligible(tensor, kDevice) && tensor.scalar_type() != at::kDouble;
@@ -38,11 +44,22 @@ c10::IValue cast(const c10::IValue& value, at::ScalarType to) {
 }
 
 struct AutocastKernel final : c10::OperatorKernel {
-  explicit AutocastKernel(Policy kernel_policy) : policy(kernel_policy) {}
+  explicit AutocastKernel(const Policies& kernel_policies) : policies(kernel_policies) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastPrivateUse1);
     const auto& schema_args = op.schema().arguments();
     const size_t base = stack->size() - schema_args.size();
+    int device = -1;
+    for (size_t i = 0; i < schema_args.size() && device < 0; i++) {
+      for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) {
+        if (device < 0 && tensor.defined() && tensor.device().type() == kDevice) device = tensor.device().index();
+      });
+    }
+    const Policy policy = device < 0 ? Policy::none : policies[size_t(device)].load(std::memory_order_relaxed);
+    if (policy == Policy::none) {
+      op.callBoxed(*stack);
+      return;
+    }
     if (policy == Policy::fp32_set_opt_dtype) {
       // As torch: the result's dtype is set where the caller did not, and the input stays as it is.
       const c10::IValue& first = (*stack)[base];
@@ -68,7 +85,7 @@ struct AutocastKernel final : c10::OperatorKernel {
     }
     op.callBoxed(*stack);
   }
-  Policy policy;
+  const Policies& policies;
 };
 
 std::string full_name(const char* op, const char* overload = "") {
@@ -108,13 +125,15 @@ std::map<std::string, std::vector<std::string>> default_lists() {
   return lists;
 }
 
-void install(const std::map<std::string, std::vector<std::string>>& lists) {
-  static bool installed = false;
-  if (installed) return;
-  installed = true;
-  static auto* fallthrough =
-      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
-  fallthrough->fallback(torch::CppFunction::makeFallthrough());
+void install(const std::map<std::string, std::vector<std::string>>& lists, int first_device, int count) {
+  static auto* fallthrough = [] {
+    auto* made =
+        new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+    made->fallback(torch::CppFunction::makeFallthrough());
+    return made;
+  }();
+  (void)fallthrough;
+  static auto* table = new std::map<std::string, std::unique_ptr<Policies>>();  // kernels refer to it
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   const std::pair<const char*, Policy> kPolicies[] = {{"lower_precision", Policy::lower_precision},
@@ -129,7 +148,15 @@ void install(const std::map<std::string, std::vector<std::string>>& lists) {
       const std::string base = "aten::" + op.substr(0, dot),
                         overload = dot == std::string::npos ? "" : op.substr(dot + 1);
       if (!c10::Dispatcher::singleton().findSchema({base.c_str(), overload.c_str()}).has_value()) continue;
-      library->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutocastKernel>(policy)));
+      std::unique_ptr<Policies>& policies = (*table)[op];
+      if (policies == nullptr) {
+        policies = std::make_unique<Policies>();
+        for (auto& of_device : *policies) of_device.store(Policy::none, std::memory_order_relaxed);
+        library->impl(op.c_str(),
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutocastKernel>(*policies)));
+      }
+      for (int i = first_device; i < first_device + count; i++)
+        (*policies)[size_t(i)].store(policy, std::memory_order_relaxed);
     }
   }
 }

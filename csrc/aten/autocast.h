@@ -12,7 +12,7 @@ namespace torchfl::autocast {
 // "lower_precision", "fp32", "fp32_set_opt_dtype", "promote" -> operators ("conv2d", "prod.dim_int"), as torch.cuda has
 // them.
 std::map<std::string, std::vector<std::string>> default_lists();
-// Registers the policies. Once a process; later calls are ignored (the first chip names the device type).
-void install(const std::map<std::string, std::vector<std::string>>& lists);
+// Gives the devices from `first_device` on, those of one chip, their policies.
+void install(const std::map<std::string, std::vector<std::string>>& lists, int first_device, int count);
 
 }  // namespace torchfl::autocast

@@ -322,3 +322,31 @@ print(device, (x.to(device) * 2).tolist(), torch.accelerator.current_device_inde
         env={"TORCHFL_CHIPS": "/nowhere/chip.yaml"},
     )
     assert none.code == 0 and none.out == "None False\n", none
+
+
+def test_every_function_of_the_accelerator_may_be_the_first():
+    for line in (
+        "torch.accelerator.synchronize()", "torch.accelerator.current_device_index()", "torch.accelerator.empty_cache()",
+        "torch.accelerator.memory_allocated()", "torch.accelerator.current_stream()",
+    ):  # fmt: skip
+        ran = run_script(f"import torch\n{line}\nprint(torch.ones(1).to(0).device)", env={"TORCHFL_CHIPS": "npu_v3"})
+        assert ran.code == 0 and ran.out == "npu_v3:0\n", (line, ran)
+
+
+def test_workers_draw_different_numbers_without_a_line_for_it():
+    """A worker's seed is set before it has a device."""
+    code = """
+import torch
+
+class Drawn(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        return torch.rand(1, device="npu_v3:0").cpu()
+
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Drawn(), num_workers=2)
+    print(len({round(x.item(), 6) for x in loader}))
+"""
+    ran = run_script(code, env={"TORCHFL_CHIPS": "npu_v3"})
+    assert ran.code == 0 and ran.out == "4\n", ran

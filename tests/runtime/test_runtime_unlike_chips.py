@@ -186,3 +186,36 @@ def test_operators_on_two_chips_name_both():
                 run(tensors[i], tensors[j])
             assert CHIPS[i] in str(error.value) and CHIPS[j] in str(error.value), error.value
     assert (tensors[0] + torch.tensor(2.0, device="cpu")).sum().item() == 12
+
+
+second = OwnProcess("autocast_of_unlike_chips")
+
+
+@second
+def test_each_chip_has_its_own_autocast_lists_and_takes_over_an_earlier_seed():
+    """The card multiplies in float32 only, so there autocast leaves products alone, whichever chip was loaded first."""
+    import torchfl
+
+    torch.manual_seed(5)
+    torchfl.load("fpga_mm"), torchfl.load("npu_v3")
+    assert torch.npu_v3.initial_seed() == torch.fpga_mm.initial_seed() == 5
+    ours, card = (torch.randn(4, 4).to(d) for d in ("npu_v3:0", "fpga_mm:0"))
+    with torch.autocast("npu_v3", dtype=torch.float16):
+        assert (ours @ ours).dtype == torch.float16
+        assert (card @ card).dtype == torch.float32
+        assert ours.half().exp().dtype == torch.float32
+
+
+@second
+def test_integers_reach_the_ends_of_their_range_and_bad_ranges_are_refused():
+    d = torch.device("npu_v3:0")
+    for dtype in (torch.uint8, torch.int8, torch.bool):
+        drawn = torch.zeros(1 << 18, dtype=dtype, device=d).random_().cpu()
+        most = 1 if dtype == torch.bool else torch.iinfo(dtype).max
+        assert drawn.max().item() == most
+    wide = torch.randint(-(2**62), 2**62 + 5, (300,), device=d)
+    assert wide.min().item() < 0 < wide.max().item()
+    for call in (lambda: torch.randint(5, 5, (2,), device=d), lambda: torch.zeros(2, device=d).random_(0)):
+        with pytest.raises(RuntimeError, match="to be less than"):
+            call()
+    assert torch.randint(5, 6, (2,), device=d).tolist() == [5, 5]

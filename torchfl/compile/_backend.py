@@ -23,6 +23,7 @@ _OPTIONS = {"fusions": True}
 
 def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
     options = {**_OPTIONS, **(kwargs.pop("options", None) or {})}
+    kwargs.pop("mode", None)  # Inductor's; it means nothing for programs
     unknown = (set(options) - set(_OPTIONS)) | {name for name, value in kwargs.items() if value is not None}
     if unknown:
         raise ValueError(

@@ -143,6 +143,8 @@ def normal(rec: Recorder, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def integers(rec: Recorder, sizes: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
+    if not (low < high and high - low < 1 << 63):  # PyTorch's CPU refuses the one, and can do the other
+        raise NotComposable(f"random integers from {low} to {high}")
     bits = vec(rec, "vremainder", random_bits(rec, sizes), high - low)
     if dtype.is_complex:
         raise NotComposable("random complex integers")

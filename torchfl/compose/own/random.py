@@ -61,7 +61,7 @@ def random_(x: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
         if x.dtype.is_floating_point:
             high = 1 << {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}.get(x.dtype, 53)
         else:
-            high = 2 if x.dtype == torch.bool else torch.iinfo(x.dtype).max
+            high = 2 if x.dtype == torch.bool else torch.iinfo(x.dtype).max + 1
     return torch.randint(low, high, x.shape, dtype=torch.int64, device=x.device).to(x.dtype)
 
 
