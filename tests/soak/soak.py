@@ -170,7 +170,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["train", "threads"])
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--shapes", type=int, default=300, help="how many sizes of a batch there are")
+    parser.add_argument(
+        "--shapes", type=int, default=40, help="how many sizes of a batch there are; with more, plans fill up longer"
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--chip", default="npu_v3")
     given = parser.parse_args()
