@@ -115,7 +115,7 @@ def train(steps: int, chip: str, shapes: int) -> dict[str, Any]:
     }
     result["flat"] = (
         result["reserved_after"] <= result["reserved_before"] + (4 << 20)  # two segments
-        and result["rss_after"] <= 1.02 * result["rss_before"]
+        and result["rss_after"] <= 1.05 * result["rss_before"]  # the heap's gaps are in it, too
     )
     return result
 
