@@ -93,7 +93,7 @@ def _load_one(engine: Any) -> None:
 
 
 def _engage(torch: Any, engine: Any) -> None:
-    from torchfl import _cuda_copies, _device_module
+    from torchfl import _cuda_copies, _device_module, _stock_faults
     from torchfl._cuda_module import CudaModule
 
     c = engine.engine()
@@ -117,7 +117,8 @@ def _engage(torch: Any, engine: Any) -> None:
     for function in _cuda_copies.ALL:
         _patches.attribute(torch._C, function.__name__, function)
     _patches.attribute(ProfilerActivity, "CUDA", ProfilerActivity.PrivateUse1)
-    _patches.attribute(torch.Tensor, "__dlpack_device__", _dlpack_device(torch.Tensor.__dlpack_device__))
+    # By the type's name a PyTorch without the fault would say that the memory is CUDA's.
+    _patches.attribute(torch.Tensor, "__dlpack_device__", _stock_faults.dlpack_device(torch.Tensor.__dlpack_device__))
     _send_as_ours(c)
     _patches.item(os.environ, _children.AS_CUDA, "1")
 
@@ -138,17 +139,6 @@ def _tensor_cuda(self: Any, device: Any = None, non_blocking: bool = False, memo
         raise RuntimeError("Invalid device, must be cuda device")
     options = {} if memory_format is None else {"memory_format": memory_format}
     return self.to(target, non_blocking=non_blocking, **options)
-
-
-def _dlpack_device(stock: Any) -> Any:
-    """By the type's name PyTorch would say that the memory is CUDA's, and a consumer would read it as that."""
-
-    def __dlpack_device__(self: Any) -> tuple[Any, int]:
-        from torch.utils.dlpack import DLDeviceType
-
-        return (DLDeviceType.kDLExtDev, self.device.index) if self.device.type == "cuda" else stock(self)
-
-    return __dlpack_device__
 
 
 def _send_as_ours(engine: Any) -> None:

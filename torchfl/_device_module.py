@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchfl._device_name import UNNAMED
 from torchfl._memory import MemoryModule
 from torchfl._patches import Patches, engine_patches
 from torchfl.errors import LoadError
@@ -55,11 +56,13 @@ class DeviceModule(ModuleType):
         self._entered = threading.local()  # index: the device of the innermost `with torch.<chip>.device(...)`
         module = self
 
-        class StreamType(type(torch.Stream)):  # type: ignore[misc]
-            def __instancecheck__(cls, value: object) -> bool:
-                return isinstance(value, torch.Stream) and value.device.type == module._torch_type
+        class OnOurDevices(type):
+            """Of a class of ours: PyTorch's own objects of its first base are instances, if they are on our devices."""
 
-        class Stream(torch.Stream, metaclass=StreamType):
+            def __instancecheck__(cls, value: Any) -> bool:
+                return isinstance(value, cls.__mro__[1]) and value.device.type == module._torch_type
+
+        class Stream(torch.Stream, metaclass=OnOurDevices):
             """A queue of work on one device of this chip."""
 
             def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
@@ -67,11 +70,7 @@ class DeviceModule(ModuleType):
                     return super().__new__(cls, priority=priority, **kwargs)
                 return super().__new__(cls, device=module._device(device), priority=priority)
 
-        class EventType(type):
-            def __instancecheck__(cls, value: object) -> bool:
-                return isinstance(value, torch.Event) and value.device.type == module._torch_type
-
-        class Event(torch.Event, metaclass=EventType):
+        class Event(torch.Event, metaclass=OnOurDevices):
             """A mark in a stream; with `enable_timing`, two of them measure device time in milliseconds."""
 
             # What it makes is a plain torch.Event, since `elapsed_time` takes no subclass of it.
@@ -444,7 +443,7 @@ def _register_locations(engine: ModuleType) -> None:
 
     def restore(storage: Any, location: str) -> Any:
         name, _, index = location.partition(":")
-        if name == "privateuseone":  # saved after a shutdown
+        if name == UNNAMED:  # saved after a shutdown
             target = torch.device(torch._C._get_privateuse1_backend_name(), int(index or 0))
         elif name in _modules:
             target = torch.device(location)

@@ -318,9 +318,6 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
         atexit.register(c.finish_autograd)
     _lowered[device_type] = lowered
     _autocast.install(c, lowered, chip.first_index, chip.count)
-    for index in range(chip.first_index, chip.first_index + chip.count):
-        # As on CUDA, a seed that was set before there was a device is the device's, too.
-        c.default_generator(index).manual_seed(torch.initial_seed())
     _budget.install(c, log.warning, device_type, lowered)
     unit = lowered["attention"]
     if unit and unit["enabled"] and unit["beyond"] == "error":
@@ -340,6 +337,8 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
 
 def _add(c: ModuleType, lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
     """Open the adapter and count its devices, for good."""
+    import torch
+
     info = c.add_chip(lowered, str(library), style)
     chip = LoadedChip(
         name=info["name"],
@@ -353,6 +352,9 @@ def _add(c: ModuleType, lowered: dict[str, Any], library: Path, style: str) -> L
         abi=info["abi"],
         missing_kernels=info["missing_kernels"],
     )
+    for index in range(chip.first_index, chip.first_index + chip.count):
+        # As on CUDA, a seed that was set before there was a device is the device's, too.
+        c.default_generator(index).manual_seed(torch.initial_seed())
     if chip.missing_kernels:
         log.warning(
             "%s: the descriptor names kernels that %s does not have, so those rows are passed over: %s",

@@ -7,10 +7,25 @@ fault.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from torchfl._patches import Patches
+
+
+def dlpack_device(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`Tensor.__dlpack_device__` that knows our devices, whatever the type is called when it is asked."""
+
+    def __dlpack_device__(self: torch.Tensor) -> tuple[enum.IntEnum, int]:
+        if self.device.type != torch._C._get_privateuse1_backend_name():
+            return stock(self)
+        from torch.utils.dlpack import DLDeviceType
+
+        return DLDeviceType.kDLExtDev, self.device.index
+
+    return __dlpack_device__
 
 
 def _dlpack_device(patches: Patches) -> None:
@@ -20,22 +35,12 @@ def _dlpack_device(patches: Patches) -> None:
     try:
         # Without elements it opens no device.
         stock(torch.empty(0, device=torch.device(torch._C._get_privateuse1_backend_name(), 0)))
-        return
     except ValueError:
-        pass
-
-    def __dlpack_device__(self: torch.Tensor) -> tuple[enum.IntEnum, int]:
-        if self.device.type != torch._C._get_privateuse1_backend_name():
-            return stock(self)
-        from torch.utils.dlpack import DLDeviceType
-
-        return DLDeviceType.kDLExtDev, self.device.index
-
-    patches.attribute(torch.Tensor, "__dlpack_device__", __dlpack_device__)
+        patches.attribute(torch.Tensor, "__dlpack_device__", dlpack_device(stock))
 
 
 def install(patches: Patches) -> None:
     _dlpack_device(patches)
 
 
-__all__ = ["install"]
+__all__ = ["dlpack_device", "install"]
