@@ -60,7 +60,8 @@ class DeviceModule(ModuleType):
             """Of a class of ours: PyTorch's own objects of its first base are instances, if they are on our devices."""
 
             def __instancecheck__(cls, value: Any) -> bool:
-                return isinstance(value, cls.__mro__[1]) and value.device.type == module._torch_type
+                theirs: Any = cls.__mro__[1]
+                return isinstance(value, theirs) and bool(value.device.type == module._torch_type)
 
         class Stream(torch.Stream, metaclass=OnOurDevices):
             """A queue of work on one device of this chip."""

@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "program.h"
 #include "runtime.h"
 
 namespace torchfl {
@@ -77,55 +78,35 @@ c10::IValue value_of(const Arg& arg, const std::vector<c10::IValue>& slots) {
   }
 }
 
-struct Real {  // a number as Python has it
-  bool whole = true;
-  int64_t i = 0;
-  double d = 0;
-  double real() const { return whole ? double(i) : d; }
-};
-
-Real number_of(const c10::IValue& value) {
-  if (value.isBool()) return {true, int64_t(value.toBool()), 0};
-  if (value.isInt()) return {true, value.toInt(), 0};
-  return {false, 0, value.toDouble()};
+Number number_of(const c10::IValue& value) {
+  if (value.isBool()) return Number::of(int64_t(value.toBool()));
+  return value.isInt() ? Number::of(value.toInt()) : Number::of(value.toDouble());
 }
 
-int64_t floor_div(int64_t a, int64_t b) {
-  TORCH_CHECK(b != 0, "integer division or modulo by zero in a computation of sizes");
-  const int64_t quotient = a / b;
-  return quotient - int64_t(a % b != 0 && (a < 0) != (b < 0));
-}
+c10::IValue value_of(const Number& number) { return number.integer ? c10::IValue(number.i) : c10::IValue(number.d); }
 
 // Python's semantics.
 c10::IValue computed(Compute what, const std::vector<c10::IValue>& values) {
-  const Real a = number_of(values[0]), b = values.size() > 1 ? number_of(values[1]) : Real{};
-  const bool whole = a.whole && b.whole;
-  auto either = [&](int64_t i, double d) { return whole ? c10::IValue(i) : c10::IValue(d); };
+  using Op = NumberExpr::Op;
+  const Number a = number_of(values[0]), b = values.size() > 1 ? number_of(values[1]) : Number{};
+  const bool whole = a.integer && b.integer;
   switch (what) {
     case Compute::add:
-      return either(a.i + b.i, a.real() + b.real());
+      return value_of(combine(Op::add, a, b));
     case Compute::sub:
-      return either(a.i - b.i, a.real() - b.real());
+      return value_of(combine(Op::sub, a, b));
     case Compute::mul:
-      return either(a.i * b.i, a.real() * b.real());
+      return value_of(combine(Op::mul, a, b));
     case Compute::div:
-      return a.real() / b.real();
+      return value_of(combine(Op::div, a, b));
     case Compute::floordiv:
-      if (whole) return floor_div(a.i, b.i);
-      return std::floor(a.real() / b.real());
-    case Compute::mod: {
-      if (whole) return a.i - floor_div(a.i, b.i) * b.i;
-      const double rest = std::fmod(a.real(), b.real());
-      return rest != 0 && (rest < 0) != (b.real() < 0) ? rest + b.real() : rest;
-    }
-    case Compute::pow: {
-      if (!whole || b.i < 0) return std::pow(a.real(), b.real());
-      int64_t power = 1;
-      for (int64_t n = 0; n < b.i; n++) power *= a.i;
-      return power;
-    }
+    case Compute::mod:
+      TORCH_CHECK(!whole || b.i != 0, "integer division or modulo by zero in a computation of sizes");
+      return value_of(combine(what == Compute::mod ? Op::mod : Op::floordiv, a, b));
+    case Compute::pow:
+      return value_of(combine(Op::pow, a, b));
     case Compute::neg:
-      return a.whole ? c10::IValue(-a.i) : c10::IValue(-a.d);
+      return value_of(combine(Op::neg, a, b));
     case Compute::min:
       return a.real() <= b.real() ? values[0] : values[1];
     case Compute::max:
@@ -151,12 +132,12 @@ c10::IValue computed(Compute what, const std::vector<c10::IValue>& values) {
     case Compute::choose:
       return a.real() != 0 ? values[1] : values[2];
     case Compute::floor:
-      return a.whole ? a.i : int64_t(std::floor(a.d));
+      return a.integer ? a.i : int64_t(std::floor(a.d));
     case Compute::ceil:
-      return a.whole ? a.i : int64_t(std::ceil(a.d));
+      return a.integer ? a.i : int64_t(std::ceil(a.d));
     case Compute::trunc:
     case Compute::to_int:
-      return a.whole ? a.i : int64_t(std::trunc(a.d));
+      return a.integer ? a.i : int64_t(std::trunc(a.d));
     case Compute::to_float:
       return a.real();
   }

@@ -28,9 +28,6 @@ std::optional<NumberExpr::Op> NumberExpr::op_from_name(const std::string& name) 
   return found == names.end() ? std::nullopt : std::optional<Op>(found->second);
 }
 
-namespace {
-
-// As Python's operators: integers stay integers, and wrap instead of growing.
 Number combine(NumberExpr::Op op, const Number& a, const Number& b) {
   using Op = NumberExpr::Op;
   const bool whole = a.integer && b.integer;
@@ -87,8 +84,6 @@ Number combine(NumberExpr::Op op, const Number& a, const Number& b) {
   }
   return a;
 }
-
-}  // namespace
 
 void evaluate_numbers(const Program& program, const std::function<Number(int, int)>& argument,
                       std::vector<Number>& out) {

@@ -52,6 +52,9 @@ struct NumberExpr {
   static std::optional<Op> op_from_name(const std::string& name);  // "cast" is to_int or to_float
 };
 
+// As Python's operators: integers stay integers, and wrap instead of growing. An operator of one number ignores `b`.
+Number combine(NumberExpr::Op op, const Number& a, const Number& b);
+
 struct ProgramValue {
   int32_t dtype = 0;
   std::vector<int64_t> sizes, strides;  // in elements
