@@ -28,13 +28,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 _INSIDE = "TORCHFL_TEST_GROUP"  # names the group whose process this is
-#: Settings of the user's shell that would change what a test sees.
+#: Settings of the user's shell that would change what a test sees, by how their names start.
 _SETTINGS = ("NPU_SIM_", "TORCHFL_", "TORCH_FL_")
+#: With `CI` PyTorch's test runner writes XML reports, by a package that nobody here needs.
+_RUNNERS = {"CI"}
 
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child: this one without settings of the simulation or of Torch-FL, and with `changes`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS) and name not in _RUNNERS}
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     return {**kept, "PYTHONPATH": path, **changes}
 
