@@ -13,6 +13,7 @@
 #include "transfer.h"
 #include "undisturbed.h"
 #include "unsupported.h"
+#include "wrapper_route.h"
 
 namespace torchfl {
 namespace {
@@ -591,6 +592,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   if (handler != chip.handlers.end()) {
     plan.kind = Plan::Kind::handler;
     plan.handler = handler->second;
+    if (plan.handler->wrapper) plan.form = authors_form(row.declared, op);
   } else {
     const uba_kernel* kernel = chip.adapter->find_kernel(row.kernel);
     plan.kind = Plan::Kind::kernel;

@@ -12,6 +12,7 @@
 namespace torchfl {
 
 struct AtenHandler;
+struct AuthorsForm;
 
 struct Plan {
   enum class Kind { kernel, handler, composed, custom, cpu, composite, error };
@@ -26,7 +27,8 @@ struct Plan {
   int64_t tag = 0;
   const char* kernel_name = "";
   std::shared_ptr<AtenHandler> handler;
-  std::string functional_name;  // "aten::add"
+  std::shared_ptr<const AuthorsForm> form;  // for a handler that is a wrapper: what it is given (wrapper_route.h)
+  std::string functional_name;              // "aten::add"
   std::vector<uba_value> values;
   std::vector<uba_tensor> tensors;
   std::vector<std::unique_ptr<int64_t[]>> int_arrays;
