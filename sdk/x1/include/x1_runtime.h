@@ -5,7 +5,7 @@
  * it. All functions may be called from any thread. C and C++.
  *
  * 8-bit numbers. The units take them as X1_DTYPE_UINT8 with zero point 128: the byte b means b - 128. Results wrap
- * around at the ends of [-128, 127]. Two's complement (X1_DTYPE_INT8) is known to x1_copy only, which converts.
+ * around at the ends of [-128, 127]. Two's complement (X1_DTYPE_INT8) is known to x1_copy_ex only, which converts.
  *
  * Memory. The chip sees no memory of the host but what was mapped (x1_mem_map) or comes from its own share of it
  * (x1_mem_alloc); both are 4 GB together, and the host uses the same addresses. An operand elsewhere is refused; with
@@ -71,7 +71,7 @@ X1_API int x1_mem_info(uint64_t *free_bytes, uint64_t *total_bytes);
 #define X1_DTYPE_INT32 4
 #define X1_DTYPE_INT64 5
 #define X1_DTYPE_BOOL 6 /* one byte, 0 or 1 */
-#define X1_DTYPE_INT8 7 /* this and the following: for x1_copy, and x1_fill with 0 */
+#define X1_DTYPE_INT8 7 /* this and the following: for x1_copy_ex, and x1_fill_ex with 0 */
 #define X1_DTYPE_BITS8 8
 #define X1_DTYPE_BITS16 9
 #define X1_DTYPE_BITS32 10
@@ -108,8 +108,8 @@ X1_API int x1_mul(const float *a, const float *b, float *c, int n);
  */
 #define X1_MAX_RANK 6
 
-/* Strides count elements; 0 repeats one, negative ones there are none. The result of a vector command may be the memory
- * of an operand, with its strides. */
+/* Functions on these end in _ex. Strides count elements; 0 repeats one, negative ones there are none. The result of a
+ * vector command may be the memory of an operand, with its strides. */
 typedef struct x1_view {
   void *data; /* the first element */
   int32_t dtype;
@@ -131,16 +131,16 @@ typedef struct x1_window {
 } x1_window_t;
 
 /* x, w, y of rank 4; bias NULL or of rank 1. One dtype; for UINT8 y may be INT32, and bias is INT32. */
-X1_API int x1_conv2d(const x1_view_t *x, const x1_view_t *w, const x1_view_t *bias, const x1_window_t *window,
-                     const x1_view_t *y);
+X1_API int x1_conv2d_ex(const x1_view_t *x, const x1_view_t *w, const x1_view_t *bias, const x1_window_t *window,
+                        const x1_view_t *y);
 /* y = alpha a b + beta c. Rank 2: (m, k) (k, n); rank 3: a batch of those. c is NULL or has y's shape. FLOAT32,
  * FLOAT16; UINT8, of which y may be INT32; INT32 and INT64 (alpha 1, no c). y overlaps no operand. */
-X1_API int x1_matmul(const x1_view_t *a, const x1_view_t *b, const x1_view_t *c, double alpha, double beta,
-                     const x1_view_t *y);
+X1_API int x1_matmul_ex(const x1_view_t *a, const x1_view_t *b, const x1_view_t *c, double alpha, double beta,
+                        const x1_view_t *y);
 /* Of x of rank 4, floating point. at (INT64): the place of each maximum in its image, h * W + w; or NULL. Padding below
  * half of the kernel, dilation of a maximum 1. */
-X1_API int x1_max_pool2d(const x1_view_t *x, const x1_window_t *window, const x1_view_t *y, const x1_view_t *at);
-X1_API int x1_avg_pool2d(const x1_view_t *x, const x1_window_t *window, const x1_view_t *y);
+X1_API int x1_max_pool2d_ex(const x1_view_t *x, const x1_window_t *window, const x1_view_t *y, const x1_view_t *at);
+X1_API int x1_avg_pool2d_ex(const x1_view_t *x, const x1_window_t *window, const x1_view_t *y);
 
 #define X1_NEG 1 /* FLOAT32, FLOAT16, UINT8, INT32, INT64 */
 #define X1_ABS 2
@@ -161,7 +161,7 @@ X1_API int x1_avg_pool2d(const x1_view_t *x, const x1_window_t *window, const x1
 #define X1_TANH 17
 #define X1_ERF 18
 #define X1_SIGMOID 19
-X1_API int x1_unary(int32_t opcode, const x1_view_t *x, const x1_view_t *y);
+X1_API int x1_unary_ex(int32_t opcode, const x1_view_t *x, const x1_view_t *y);
 
 #define X1_ADD 1 /* FLOAT32, FLOAT16, UINT8, INT32, INT64; whole numbers wrap around */
 #define X1_SUB 2
@@ -183,9 +183,9 @@ X1_API int x1_unary(int32_t opcode, const x1_view_t *x, const x1_view_t *y);
 #define X1_GT 18
 #define X1_GE 19
 /* y = a OP b; one of a and b may be a number */
-X1_API int x1_binary(int32_t opcode, const x1_view_t *a, const x1_view_t *b, const x1_view_t *y);
+X1_API int x1_binary_ex(int32_t opcode, const x1_view_t *a, const x1_view_t *b, const x1_view_t *y);
 /* y = condition (BOOL) ? a : b; each of a and b may be a number */
-X1_API int x1_select(const x1_view_t *condition, const x1_view_t *a, const x1_view_t *b, const x1_view_t *y);
+X1_API int x1_select_ex(const x1_view_t *condition, const x1_view_t *a, const x1_view_t *b, const x1_view_t *y);
 
 #define X1_SUM 1 /* floating point is summed in double precision; UINT8 may give INT32 */
 #define X1_PROD 2
@@ -193,25 +193,25 @@ X1_API int x1_select(const x1_view_t *condition, const x1_view_t *a, const x1_vi
 #define X1_MINIMUM 4 /* BOOL: all */
 #define X1_MEAN 5    /* FLOAT32, FLOAT16 */
 /* Over the dimensions whose bits are set; y has x's rank, and there size 1. */
-X1_API int x1_reduce(int32_t opcode, const x1_view_t *x, uint32_t dimensions, const x1_view_t *y);
+X1_API int x1_reduce_ex(int32_t opcode, const x1_view_t *x, uint32_t dimensions, const x1_view_t *y);
 /* y (INT64) = where along the dimension the first X1_MAXIMUM or X1_MINIMUM is; the first NaN, if there is one. */
-X1_API int x1_arg_reduce(int32_t opcode, const x1_view_t *x, int32_t dimension, const x1_view_t *y);
+X1_API int x1_arg_reduce_ex(int32_t opcode, const x1_view_t *x, int32_t dimension, const x1_view_t *y);
 /* y = the sum of x up to each place along the dimension */
-X1_API int x1_cumsum(const x1_view_t *x, int32_t dimension, const x1_view_t *y);
+X1_API int x1_cumsum_ex(const x1_view_t *x, int32_t dimension, const x1_view_t *y);
 /* y[i] = start + i * step, of rank 1 */
-X1_API int x1_iota(const x1_view_t *start, const x1_view_t *step, const x1_view_t *y);
+X1_API int x1_iota_ex(const x1_view_t *start, const x1_view_t *step, const x1_view_t *y);
 
 /* ---------------------------------------------------------------- mover */
 /* y = x in y's layout and dtype: to BOOL is != 0, to whole numbers drops the fraction, whole numbers wrap around. */
-X1_API int x1_copy(const x1_view_t *x, const x1_view_t *y);
-X1_API int x1_fill(const x1_view_t *number, const x1_view_t *y);
+X1_API int x1_copy_ex(const x1_view_t *x, const x1_view_t *y);
+X1_API int x1_fill_ex(const x1_view_t *number, const x1_view_t *y);
 /* y[i][j] = x[index[i][j]][j] for dimension 0, and so on; index (INT64) has y's shape, x is elsewhere at least as long.
  */
-X1_API int x1_gather(const x1_view_t *x, const x1_view_t *index, int32_t dimension, const x1_view_t *y);
+X1_API int x1_gather_ex(const x1_view_t *x, const x1_view_t *index, int32_t dimension, const x1_view_t *y);
 /* y[index[i][j]][j] = x[i][j] (opcode 0), or += (X1_ADD); index has x's shape. In row-major order, the last one wins.
  */
-X1_API int x1_scatter(int32_t opcode, const x1_view_t *x, const x1_view_t *index, int32_t dimension,
-                      const x1_view_t *y);
+X1_API int x1_scatter_ex(int32_t opcode, const x1_view_t *x, const x1_view_t *index, int32_t dimension,
+                         const x1_view_t *y);
 
 #ifdef __cplusplus
 }

@@ -231,11 +231,11 @@ using namespace x1;
 
 extern "C" {
 
-X1_API int x1_conv2d(const x1_view_t* x, const x1_view_t* w, const x1_view_t* bias, const x1_window_t* window,
-                     const x1_view_t* y) {
-  Command command("x1_conv2d");
+X1_API int x1_conv2d_ex(const x1_view_t* x, const x1_view_t* w, const x1_view_t* bias, const x1_window_t* window,
+                        const x1_view_t* y) {
+  Command command("x1_conv2d_ex");
   View vx, vw, vb, vy;
-  if (!window) return fail(X1_EVALUE, "x1_conv2d: window: NULL");
+  if (!window) return fail(X1_EVALUE, "x1_conv2d_ex: window: NULL");
   int status = check_window(command.name(), *window);
   if (status) return status;
   if (!command.look("x", x, kFloats | bit(X1_DTYPE_UINT8), &vx) || !command.look("w", w, bit(vx.dtype), &vw))
@@ -247,7 +247,7 @@ X1_API int x1_conv2d(const x1_view_t* x, const x1_view_t* w, const x1_view_t* bi
   status = check_shapes(command.name(), vx, vw, *window, vy);
   if (status) return status;
   if (vb && (vb.rank != 1 || vb.shape[0] != vw.shape[0]))
-    return fail(X1_EVALUE, "x1_conv2d: bias: expected [%" PRId64 "]", vw.shape[0]);
+    return fail(X1_EVALUE, "x1_conv2d_ex: bias: expected [%" PRId64 "]", vw.shape[0]);
   for (int64_t n = 0; n < vx.shape[0]; n++)
     for (int64_t g = 0; g < window->groups; g++) Lane{vx, vw, vb, vy, *window, n, g}.run();
   double work = double(vy.elements()) * double(vw.shape[1] * vw.shape[2] * vw.shape[3]);
@@ -288,7 +288,7 @@ X1_API int x1_conv2d_run(const x1_tensor_t* input, const x1_tensor_t* weight, co
   for (int d = 3; d >= 0; d--) y.stride[d] = elements, elements *= y.shape[d];
   y.data = result_memory(size_t(elements * (item_size(y.dtype) ? item_size(y.dtype) : 1)));
   if (!y.data) return X1_EMEMORY;
-  status = x1_conv2d(&x, &w, has_bias ? &shift : nullptr, &window, &y);
+  status = x1_conv2d_ex(&x, &w, has_bias ? &shift : nullptr, &window, &y);
   if (status) return status;
   output->data = y.data;
   output->dtype = y.dtype;
@@ -296,8 +296,8 @@ X1_API int x1_conv2d_run(const x1_tensor_t* input, const x1_tensor_t* weight, co
   return X1_OK;
 }
 
-X1_API int x1_max_pool2d(const x1_view_t* x, const x1_window_t* window, const x1_view_t* y, const x1_view_t* at) {
-  Command command("x1_max_pool2d");
+X1_API int x1_max_pool2d_ex(const x1_view_t* x, const x1_window_t* window, const x1_view_t* y, const x1_view_t* at) {
+  Command command("x1_max_pool2d_ex");
   View vx, vy, vi;
   if (!command.look("x", x, kFloats, &vx) || !command.look("y", y, bit(vx.dtype), &vy) ||
       !command.look("at", at, bit(X1_DTYPE_INT64), &vi, true))
@@ -324,8 +324,8 @@ X1_API int x1_max_pool2d(const x1_view_t* x, const x1_window_t* window, const x1
                       vx.bytes() + vy.bytes());
 }
 
-X1_API int x1_avg_pool2d(const x1_view_t* x, const x1_window_t* window, const x1_view_t* y) {
-  Command command("x1_avg_pool2d");
+X1_API int x1_avg_pool2d_ex(const x1_view_t* x, const x1_window_t* window, const x1_view_t* y) {
+  Command command("x1_avg_pool2d_ex");
   View vx, vy;
   if (!command.look("x", x, kFloats, &vx) || !command.look("y", y, bit(vx.dtype), &vy)) return failed();
   int status = check_pool(command.name(), vx, window, vy);

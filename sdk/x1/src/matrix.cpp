@@ -94,9 +94,9 @@ void multiply_whole(const Matrix& a, const Matrix& b, const Matrix& y, int64_t m
 
 using namespace x1;
 
-extern "C" X1_API int x1_matmul(const x1_view_t* a, const x1_view_t* b, const x1_view_t* c, double alpha, double beta,
-                                const x1_view_t* y) {
-  Command command("x1_matmul");
+extern "C" X1_API int x1_matmul_ex(const x1_view_t* a, const x1_view_t* b, const x1_view_t* c, double alpha,
+                                   double beta, const x1_view_t* y) {
+  Command command("x1_matmul_ex");
   View va, vb, vc, vy;
   if (!command.look("a", a, kNumbers, &va) || !command.look("b", b, bit(va.dtype), &vb)) return failed();
   bool exact = va.dtype == X1_DTYPE_UINT8, whole = !exact && !is_float(va.dtype);
@@ -104,13 +104,13 @@ extern "C" X1_API int x1_matmul(const x1_view_t* a, const x1_view_t* b, const x1
       !command.look("c", c, bit(vy.dtype), &vc, true))
     return failed();
   if (whole && (vc || alpha != 1))
-    return fail(X1_EUNSUPPORTED, "x1_matmul: whole numbers have neither a factor nor a sum");
+    return fail(X1_EUNSUPPORTED, "x1_matmul_ex: whole numbers have neither a factor nor a sum");
   int32_t d = vy.rank - 2;
   if (d < 0 || d > 1 || va.rank != vy.rank || vb.rank != vy.rank)
-    return fail(X1_EUNSUPPORTED, "x1_matmul: ranks %d, %d and %d: the unit takes 2 or 3", va.rank, vb.rank, vy.rank);
+    return fail(X1_EUNSUPPORTED, "x1_matmul_ex: ranks %d, %d and %d: the unit takes 2 or 3", va.rank, vb.rank, vy.rank);
   if (va.shape[d] != vy.shape[d] || vb.shape[d + 1] != vy.shape[d + 1] || va.shape[d + 1] != vb.shape[d] ||
       (d && (va.shape[0] != vy.shape[0] || vb.shape[0] != vy.shape[0])))
-    return fail(X1_EVALUE, "x1_matmul: the shapes do not fit");
+    return fail(X1_EVALUE, "x1_matmul_ex: the shapes do not fit");
   if (vc && !command.same_shape("c", vc, vy)) return failed();
   if (!vy.elements()) return command.done(0, 1, 0);
   int64_t m = vy.shape[d], n = vy.shape[d + 1], k = va.shape[d + 1], batch = d ? vy.shape[0] : 1;

@@ -106,8 +106,8 @@ using namespace x1;
 
 extern "C" {
 
-X1_API int x1_copy(const x1_view_t* x, const x1_view_t* y) {
-  Command command("x1_copy");
+X1_API int x1_copy_ex(const x1_view_t* x, const x1_view_t* y) {
+  Command command("x1_copy_ex");
   View vx, vy;
   if (!command.look("x", x, kMoved, &vx) || !command.look("y", y, kMoved, &vy) || !command.same_shape("x", vx, vy))
     return failed();
@@ -116,20 +116,20 @@ X1_API int x1_copy(const x1_view_t* x, const x1_view_t* y) {
       for (Rows r{&vx, &vy}; r.more(); r.next()) move_row<decltype(unit)>(r);
     });
   } else if ((bit(vx.dtype) | bit(vy.dtype)) & ~kConverted) {
-    return fail(X1_EUNSUPPORTED, "x1_copy: no conversion between these dtypes");
+    return fail(X1_EUNSUPPORTED, "x1_copy_ex: no conversion between these dtypes");
   } else {
     convert_rows(vx, vy);
   }
   return command.done(0, 1, vx.bytes() + vy.bytes());
 }
 
-X1_API int x1_fill(const x1_view_t* number, const x1_view_t* y) {
-  Command command("x1_fill");
+X1_API int x1_fill_ex(const x1_view_t* number, const x1_view_t* y) {
+  Command command("x1_fill_ex");
   View vx, vy;
-  if (!number || number->dtype != X1_NUMBER) return fail(X1_EVALUE, "x1_fill: number: not a number");
+  if (!number || number->dtype != X1_NUMBER) return fail(X1_EVALUE, "x1_fill_ex: number: not a number");
   if (!command.look("y", y, kMoved, &vy) || !command.look_like("number", number, vy, &vx)) return failed();
   if (bit(vy.dtype) & ~kConverted && (number->integer || number->real != 0))
-    return fail(X1_EUNSUPPORTED, "x1_fill: only 0 is the same in every dtype of this size");
+    return fail(X1_EUNSUPPORTED, "x1_fill_ex: only 0 is the same in every dtype of this size");
   // One element, which the mover then repeats.
   alignas(8) char one[8] = {};
   float real = float(number->real);
@@ -145,8 +145,8 @@ X1_API int x1_fill(const x1_view_t* number, const x1_view_t* y) {
   return command.done(0, 1, vy.bytes());
 }
 
-X1_API int x1_gather(const x1_view_t* x, const x1_view_t* index, int32_t dimension, const x1_view_t* y) {
-  Command command("x1_gather");
+X1_API int x1_gather_ex(const x1_view_t* x, const x1_view_t* index, int32_t dimension, const x1_view_t* y) {
+  Command command("x1_gather_ex");
   View vx, vi, vy;
   if (!command.look("x", x, kMoved, &vx) || !command.look("index", index, bit(X1_DTYPE_INT64), &vi) ||
       !command.look("y", y, bit(vx.dtype), &vy) || !command.same_shape("index", vi, vy) ||
@@ -164,11 +164,11 @@ X1_API int x1_gather(const x1_view_t* x, const x1_view_t* index, int32_t dimensi
   return command.done(double(vy.elements()), 8, 2 * vy.bytes());
 }
 
-X1_API int x1_scatter(int32_t opcode, const x1_view_t* x, const x1_view_t* index, int32_t dimension,
-                      const x1_view_t* y) {
-  Command command("x1_scatter");
+X1_API int x1_scatter_ex(int32_t opcode, const x1_view_t* x, const x1_view_t* index, int32_t dimension,
+                         const x1_view_t* y) {
+  Command command("x1_scatter_ex");
   View vx, vi, vy;
-  if (opcode != 0 && opcode != X1_ADD) return fail(X1_EVALUE, "x1_scatter: there is no opcode %d", opcode);
+  if (opcode != 0 && opcode != X1_ADD) return fail(X1_EVALUE, "x1_scatter_ex: there is no opcode %d", opcode);
   if (!command.look("y", y, opcode ? kNumbers : kComputed, &vy) ||
       !command.look("index", index, bit(X1_DTYPE_INT64), &vi) || !covers(command, vy, vi, dimension) ||
       !in_range(command, vi, vy.shape[dimension]))

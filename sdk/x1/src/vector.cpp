@@ -250,8 +250,8 @@ using namespace x1;
 
 extern "C" {
 
-X1_API int x1_unary(int32_t opcode, const x1_view_t* x, const x1_view_t* y) {
-  Command command("x1_unary");
+X1_API int x1_unary_ex(int32_t opcode, const x1_view_t* x, const x1_view_t* y) {
+  Command command("x1_unary_ex");
   View vx, vy;
   uint32_t dtypes = opcode == X1_NOT ? kComputed & ~kFloats : opcode >= X1_FLOOR ? kFloats : kNumbers;
   if (!command.look("x", x, dtypes, &vx) || !command.look("y", y, bit(vx.dtype), &vy) ||
@@ -264,8 +264,8 @@ X1_API int x1_unary(int32_t opcode, const x1_view_t* x, const x1_view_t* y) {
   return command.done(double(vy.elements()), kLanes, vx.bytes() + vy.bytes());
 }
 
-X1_API int x1_binary(int32_t opcode, const x1_view_t* a, const x1_view_t* b, const x1_view_t* y) {
-  Command command("x1_binary");
+X1_API int x1_binary_ex(int32_t opcode, const x1_view_t* a, const x1_view_t* b, const x1_view_t* y) {
+  Command command("x1_binary_ex");
   View va, vb, vy, like;
   const bool compares = opcode >= X1_EQ && opcode <= X1_GE;
   const bool bits = opcode >= X1_AND && opcode <= X1_XOR;
@@ -274,7 +274,7 @@ X1_API int x1_binary(int32_t opcode, const x1_view_t* a, const x1_view_t* b, con
                           : opcode >= X1_DIV && opcode <= X1_FMOD ? kFloats
                           : opcode == X1_IDIV                     ? kWhole
                                                                   : kNumbers;
-  if (!a || !b) return fail(X1_EVALUE, "x1_binary: NULL");
+  if (!a || !b) return fail(X1_EVALUE, "x1_binary_ex: NULL");
   const bool right = a->dtype == X1_NUMBER;
   if (!command.look(right ? "b" : "a", right ? b : a, dtypes, &like) ||
       !command.look("y", y, compares ? bit(X1_DTYPE_BOOL) : bit(like.dtype), &vy) ||
@@ -303,13 +303,13 @@ static int binary_line(int32_t opcode, const float* a, const float* b, float* c,
   va.data = const_cast<float*>(a);
   vb.data = const_cast<float*>(b);
   vc.data = c;
-  return x1_binary(opcode, &va, &vb, &vc);
+  return x1_binary_ex(opcode, &va, &vb, &vc);
 }
 X1_API int x1_add(const float* a, const float* b, float* c, int n) { return binary_line(X1_ADD, a, b, c, n); }
 X1_API int x1_mul(const float* a, const float* b, float* c, int n) { return binary_line(X1_MUL, a, b, c, n); }
 
-X1_API int x1_select(const x1_view_t* condition, const x1_view_t* a, const x1_view_t* b, const x1_view_t* y) {
-  Command command("x1_select");
+X1_API int x1_select_ex(const x1_view_t* condition, const x1_view_t* a, const x1_view_t* b, const x1_view_t* y) {
+  Command command("x1_select_ex");
   View vc, va, vb, vy;
   if (!command.look("y", y, kComputed, &vy) || !command.look("condition", condition, bit(X1_DTYPE_BOOL), &vc) ||
       !command.same_shape("condition", vc, vy) || !command.look_like("a", a, vy, &va) ||
@@ -334,20 +334,20 @@ X1_API int x1_select(const x1_view_t* condition, const x1_view_t* a, const x1_vi
   return command.done(double(vy.elements()), kLanes, va.bytes() + vb.bytes() + vy.bytes());
 }
 
-X1_API int x1_reduce(int32_t opcode, const x1_view_t* x, uint32_t dimensions, const x1_view_t* y) {
-  Command command("x1_reduce");
+X1_API int x1_reduce_ex(int32_t opcode, const x1_view_t* x, uint32_t dimensions, const x1_view_t* y) {
+  Command command("x1_reduce_ex");
   View vx, vy;
   if (opcode < X1_SUM || opcode > X1_MEAN) return no_opcode(command, opcode);
   const bool extreme = opcode == X1_MAXIMUM || opcode == X1_MINIMUM;
   if (!command.look("x", x, extreme ? kComputed : opcode == X1_MEAN ? kFloats : kNumbers, &vx)) return failed();
   const bool wider = vx.dtype == X1_DTYPE_UINT8 && !extreme;
   if (!command.look("y", y, bit(vx.dtype) | (wider ? bit(X1_DTYPE_INT32) : 0), &vy)) return failed();
-  if (vx.rank != vy.rank) return fail(X1_EVALUE, "x1_reduce: ranks %d and %d", vx.rank, vy.rank);
+  if (vx.rank != vy.rank) return fail(X1_EVALUE, "x1_reduce_ex: ranks %d and %d", vx.rank, vy.rank);
   for (int32_t d = 0; d < vx.rank; d++)
     if (vy.shape[d] != (dimensions >> d & 1 ? 1 : vx.shape[d]))
-      return fail(X1_EVALUE, "x1_reduce: size of y in dimension %d", d);
+      return fail(X1_EVALUE, "x1_reduce_ex: size of y in dimension %d", d);
   if (extreme && vx.dtype != X1_DTYPE_BOOL && vy.elements() && !vx.elements())
-    return fail(X1_EVALUE, "x1_reduce: an extreme of nothing");
+    return fail(X1_EVALUE, "x1_reduce_ex: an extreme of nothing");
   if (vx.dtype == X1_DTYPE_BOOL && !vx.elements()) {  // any of nothing is false, all of nothing true
     const int64_t value = opcode == X1_MINIMUM;
     for (Rows r{&vy}; r.more(); r.next())
@@ -360,15 +360,15 @@ X1_API int x1_reduce(int32_t opcode, const x1_view_t* x, uint32_t dimensions, co
   return command.done(double(vx.elements()), kLanes, vx.bytes() + vy.bytes());
 }
 
-X1_API int x1_arg_reduce(int32_t opcode, const x1_view_t* x, int32_t dimension, const x1_view_t* y) {
-  Command command("x1_arg_reduce");
+X1_API int x1_arg_reduce_ex(int32_t opcode, const x1_view_t* x, int32_t dimension, const x1_view_t* y) {
+  Command command("x1_arg_reduce_ex");
   View vx, vy;
   if (opcode != X1_MAXIMUM && opcode != X1_MINIMUM) return no_opcode(command, opcode);
   if (!command.look("x", x, kNumbers, &vx) || !command.look("y", y, bit(X1_DTYPE_INT64), &vy)) return failed();
-  if (dimension < 0 || dimension >= vx.rank) return fail(X1_EVALUE, "x1_arg_reduce: dimension %d", dimension);
+  if (dimension < 0 || dimension >= vx.rank) return fail(X1_EVALUE, "x1_arg_reduce_ex: dimension %d", dimension);
   View lines = without(vx, dimension);
   if (!command.same_shape("y", lines, vy)) return failed();
-  if (vy.elements() && !vx.shape[dimension]) return fail(X1_EVALUE, "x1_arg_reduce: an extreme of nothing");
+  if (vy.elements() && !vx.shape[dimension]) return fail(X1_EVALUE, "x1_arg_reduce_ex: an extreme of nothing");
   for (Rows r{&lines, &vy}; r.more(); r.next()) {
     for (int64_t i = 0; i < r.length(); i++) {
       const char* first = r.at(0) + i * r.stride(0) * item_size(vx.dtype);
@@ -382,13 +382,13 @@ X1_API int x1_arg_reduce(int32_t opcode, const x1_view_t* x, int32_t dimension, 
   return command.done(double(vx.elements()), kLanes, vx.bytes() + vy.bytes());
 }
 
-X1_API int x1_cumsum(const x1_view_t* x, int32_t dimension, const x1_view_t* y) {
-  Command command("x1_cumsum");
+X1_API int x1_cumsum_ex(const x1_view_t* x, int32_t dimension, const x1_view_t* y) {
+  Command command("x1_cumsum_ex");
   View vx, vy;
   if (!command.look("x", x, kNumbers, &vx) || !command.look("y", y, bit(vx.dtype), &vy) ||
       !command.same_shape("x", vx, vy))
     return failed();
-  if (dimension < 0 || dimension >= vx.rank) return fail(X1_EVALUE, "x1_cumsum: dimension %d", dimension);
+  if (dimension < 0 || dimension >= vx.rank) return fail(X1_EVALUE, "x1_cumsum_ex: dimension %d", dimension);
   View from = without(vx, dimension), to = without(vy, dimension);
   auto run = [&](auto zero, auto sum0) {
     using T = decltype(zero);
@@ -409,13 +409,13 @@ X1_API int x1_cumsum(const x1_view_t* x, int32_t dimension, const x1_view_t* y) 
   return command.done(double(vx.elements()), 1, vx.bytes() + vy.bytes());
 }
 
-X1_API int x1_iota(const x1_view_t* start, const x1_view_t* step, const x1_view_t* y) {
-  Command command("x1_iota");
+X1_API int x1_iota_ex(const x1_view_t* start, const x1_view_t* step, const x1_view_t* y) {
+  Command command("x1_iota_ex");
   View vy;
   if (!start || !step || start->dtype != X1_NUMBER || step->dtype != X1_NUMBER)
-    return fail(X1_EVALUE, "x1_iota: start and step are numbers");
+    return fail(X1_EVALUE, "x1_iota_ex: start and step are numbers");
   if (!command.look("y", y, kNumbers, &vy)) return failed();
-  if (vy.rank != 1) return fail(X1_EUNSUPPORTED, "x1_iota: y: rank %d", vy.rank);
+  if (vy.rank != 1) return fail(X1_EUNSUPPORTED, "x1_iota_ex: y: rank %d", vy.rank);
   for (int64_t i = 0; i < vy.shape[0]; i++) {
     char* at = vy.data + i * vy.stride[0] * item_size(vy.dtype);
     float real = float(start->real + double(i) * step->real);

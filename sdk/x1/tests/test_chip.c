@@ -65,7 +65,7 @@ static void stray(void) {
 }
 static void wrong_dtype(void) {
   x1_view_t v = view(NULL, X1_DTYPE_BITS16, 0, NULL);
-  x1_unary(X1_NEG, &v, &v);
+  x1_unary_ex(X1_NEG, &v, &v);
 }
 
 int main(int argc, char **argv) {

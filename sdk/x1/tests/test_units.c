@@ -44,7 +44,7 @@ static void convolutions(void) {
     x1_view_t vy = view(y, X1_DTYPE_FLOAT32, 4, SHAPE(2, filters, oh, ow));
     vx.stride[0] = 8 * 13 * 40, vx.stride[1] = 1, vx.stride[2] = 8 * 40, vx.stride[3] = 8;
     vy.stride[0] = filters * oh * ow, vy.stride[1] = 1, vy.stride[2] = filters * ow, vy.stride[3] = filters;
-    CHECK(!x1_conv2d(&vx, &vw, &vb, q, &vy));
+    CHECK(!x1_conv2d_ex(&vx, &vw, &vb, q, &vy));
     int wrong = 0;
     for (int64_t i = 0; i < 2 * oh * ow * filters; i++) {
       int64_t o = i % filters, c = i / filters % ow, h = i / filters / ow % oh;
@@ -52,7 +52,7 @@ static void convolutions(void) {
     }
     CHECK(!wrong);
     vy.shape[2]--;
-    CHECK(x1_conv2d(&vx, &vw, &vb, q, &vy) == X1_EVALUE);
+    CHECK(x1_conv2d_ex(&vx, &vw, &vb, q, &vy) == X1_EVALUE);
     x1_mem_free(y);
   }
   x1_mem_free(x), x1_mem_free(w), x1_mem_free(b);
@@ -66,16 +66,16 @@ static void eight_bits(void) {
   for (int i = 0; i < N; i++) s[i] = (int8_t)-128;
   x1_view_t vs = view(s, X1_DTYPE_INT8, 2, SHAPE(1, N)), vu = view(u, X1_DTYPE_UINT8, 2, SHAPE(1, N));
   x1_view_t vv = view(v, X1_DTYPE_UINT8, 2, SHAPE(N, 1)), one = view(sum, X1_DTYPE_INT32, 2, SHAPE(1, 1));
-  CHECK(!x1_copy(&vs, &vu) && u[0] == 0 && u[N - 1] == 0);
+  CHECK(!x1_copy_ex(&vs, &vu) && u[0] == 0 && u[N - 1] == 0);
   memset(v, 0, N);
-  CHECK(!x1_matmul(&vu, &vv, NULL, 1, 0, &one) && *sum == N * 128 * 128); /* beyond what float32 holds exactly */
+  CHECK(!x1_matmul_ex(&vu, &vv, NULL, 1, 0, &one) && *sum == N * 128 * 128); /* beyond what float32 holds exactly */
   s[0] = 100, s[1] = -100, s[2] = 0, s[3] = -1;
-  CHECK(!x1_copy(&vs, &vu) && u[0] == 228 && u[1] == 28 && u[2] == 128 && u[3] == 127);
+  CHECK(!x1_copy_ex(&vs, &vu) && u[0] == 228 && u[1] == 28 && u[2] == 128 && u[3] == 127);
   vv = view(v, X1_DTYPE_UINT8, 2, SHAPE(1, N));
   x1_view_t seven = number(50);
-  CHECK(!x1_binary(X1_ADD, &vu, &seven, &vv) && !x1_copy(&vv, &vs));
+  CHECK(!x1_binary_ex(X1_ADD, &vu, &seven, &vv) && !x1_copy_ex(&vv, &vs));
   CHECK(s[0] == (int8_t)150 && s[1] == -50 && s[2] == 50 && s[3] == 49 && s[4] == -78);
-  CHECK(x1_binary(X1_ADD, &vs, &vs, &vs) == X1_EUNSUPPORTED && strstr(x1_last_error(), "INT8"));
+  CHECK(x1_binary_ex(X1_ADD, &vs, &vs, &vs) == X1_EUNSUPPORTED && strstr(x1_last_error(), "INT8"));
   x1_mem_free(s), x1_mem_free(u), x1_mem_free(v), x1_mem_free(sum);
 }
 
@@ -85,7 +85,7 @@ static void products(void) {
   x1_view_t va = view(a, X1_DTYPE_FLOAT32, 2, SHAPE(M, K)), vb = view(b, X1_DTYPE_FLOAT32, 2, SHAPE(K, N));
   x1_view_t vc = view(c, X1_DTYPE_FLOAT32, 2, SHAPE(M, N)), vy = view(y, X1_DTYPE_FLOAT32, 2, SHAPE(M, N));
   vc.stride[0] = 0;
-  CHECK(!x1_matmul(&va, &vb, &vc, 2, 0.5, &vy));
+  CHECK(!x1_matmul_ex(&va, &vb, &vc, 2, 0.5, &vy));
   int wrong = 0;
   for (int i = 0; i < M; i++)
     for (int j = 0; j < N; j++) {
@@ -93,9 +93,9 @@ static void products(void) {
       for (int k = 0; k < K; k++) sum += (double)a[i * K + k] * b[k * N + j];
       wrong += y[i * N + j] != (float)(2 * sum + 0.5 * c[j]);
     }
-  CHECK(!wrong && x1_matmul(&vb, &va, NULL, 1, 0, &vy) == X1_EVALUE);
+  CHECK(!wrong && x1_matmul_ex(&vb, &va, NULL, 1, 0, &vy) == X1_EVALUE);
   vb = view(b, X1_DTYPE_FLOAT32, 2, SHAPE(0, N)), va = view(a, X1_DTYPE_FLOAT32, 2, SHAPE(M, 0));
-  CHECK(!x1_matmul(&va, &vb, &vc, 2, 1, &vy) && y[N + 1] == c[1]);
+  CHECK(!x1_matmul_ex(&va, &vb, &vc, 2, 1, &vy) && y[N + 1] == c[1]);
   x1_mem_free(a), x1_mem_free(b), x1_mem_free(c), x1_mem_free(y);
 }
 
@@ -108,27 +108,29 @@ static void vectors(void) {
   x1_view_t vh = view(half, X1_DTYPE_FLOAT16, 2, SHAPE(2, 3)), vt = view(t, X1_DTYPE_BOOL, 2, SHAPE(2, 3));
   x1_view_t vi = view(i, X1_DTYPE_INT64, 2, SHAPE(2, 3)), two = number(2), zero = number(0);
   x[5] = NAN; /* -3 -2 -1 0 1 NaN */
-  CHECK(!x1_unary(X1_RELU, &vx, &vy) && y[0] == 0 && y[4] == 1 && isnan(y[5]));
-  CHECK(!x1_binary(X1_MAX, &two, &vx, &vy) && y[0] == 2 && isnan(y[5]));
-  CHECK(!x1_binary(X1_LT, &vx, &zero, &vt) && t[0] && !t[3] && !t[5]);
-  CHECK(!x1_select(&vt, &two, &vx, &vy) && y[0] == 2 && y[4] == 1);
-  CHECK(!x1_copy(&vx, &vh) && !x1_binary(X1_MUL, &vh, &two, &vh) && !x1_copy(&vh, &vy) && y[0] == -6 && isnan(y[5]));
-  CHECK(!x1_copy(&vx, &vt) && t[0] && !t[3] && t[5] && !x1_copy(&vt, &vi) && i[0] == 1 && i[3] == 0);
+  CHECK(!x1_unary_ex(X1_RELU, &vx, &vy) && y[0] == 0 && y[4] == 1 && isnan(y[5]));
+  CHECK(!x1_binary_ex(X1_MAX, &two, &vx, &vy) && y[0] == 2 && isnan(y[5]));
+  CHECK(!x1_binary_ex(X1_LT, &vx, &zero, &vt) && t[0] && !t[3] && !t[5]);
+  CHECK(!x1_select_ex(&vt, &two, &vx, &vy) && y[0] == 2 && y[4] == 1);
+  CHECK(!x1_copy_ex(&vx, &vh) && !x1_binary_ex(X1_MUL, &vh, &two, &vh) && !x1_copy_ex(&vh, &vy) && y[0] == -6 &&
+        isnan(y[5]));
+  CHECK(!x1_copy_ex(&vx, &vt) && t[0] && !t[3] && t[5] && !x1_copy_ex(&vt, &vi) && i[0] == 1 && i[3] == 0);
   x1_view_t row = view(y, X1_DTYPE_FLOAT32, 2, SHAPE(1, 3)), where = view(i, X1_DTYPE_INT64, 2, SHAPE(1, 3));
-  CHECK(!x1_reduce(X1_SUM, &vx, 1, &row) && y[0] == -3 && y[1] == -1 && isnan(y[2]));
-  CHECK(!x1_arg_reduce(X1_MAXIMUM, &vx, 0, &where) && i[0] == 1 && i[2] == 1);
-  CHECK(
-      !x1_iota(&two, &two, &(x1_view_t){.data = i, .dtype = X1_DTYPE_INT64, .rank = 1, .shape = {3}, .stride = {1}}) &&
-      i[2] == 6);
+  CHECK(!x1_reduce_ex(X1_SUM, &vx, 1, &row) && y[0] == -3 && y[1] == -1 && isnan(y[2]));
+  CHECK(!x1_arg_reduce_ex(X1_MAXIMUM, &vx, 0, &where) && i[0] == 1 && i[2] == 1);
+  CHECK(!x1_iota_ex(&two, &two,
+                    &(x1_view_t){.data = i, .dtype = X1_DTYPE_INT64, .rank = 1, .shape = {3}, .stride = {1}}) &&
+        i[2] == 6);
   i[0] = 1, i[1] = 0, i[2] = 1;
   x[5] = 2; /* -3 -2 -1 | 0 1 2 */
-  CHECK(!x1_gather(&vx, &where, 0, &row) && y[0] == 0 && y[1] == -2 && y[2] == 2);
+  CHECK(!x1_gather_ex(&vx, &where, 0, &row) && y[0] == 0 && y[1] == -2 && y[2] == 2);
   memset(y, 0, 24);
-  CHECK(!x1_scatter(X1_ADD, &row, &where, 0, &vx) && x[3] == 0 && !x1_scatter(0, &two, &where, 0, &vx) && x[3] == 2);
+  CHECK(!x1_scatter_ex(X1_ADD, &row, &where, 0, &vx) && x[3] == 0 && !x1_scatter_ex(0, &two, &where, 0, &vx) &&
+        x[3] == 2);
   i[0] = 2;
-  CHECK(x1_gather(&vx, &where, 0, &row) == X1_EVALUE && strstr(x1_last_error(), "out of range"));
-  CHECK(!x1_cumsum(&vx, 1, &vy) && y[5] == x[3] + x[4] + x[5]);
-  CHECK(!x1_fill(&two, &vh) && half[5] == 0x4000 && x1_unary(99, &vx, &vy) == X1_EUNSUPPORTED);
+  CHECK(x1_gather_ex(&vx, &where, 0, &row) == X1_EVALUE && strstr(x1_last_error(), "out of range"));
+  CHECK(!x1_cumsum_ex(&vx, 1, &vy) && y[5] == x[3] + x[4] + x[5]);
+  CHECK(!x1_fill_ex(&two, &vh) && half[5] == 0x4000 && x1_unary_ex(99, &vx, &vy) == X1_EUNSUPPORTED);
   x1_mem_free(x), x1_mem_free(y), x1_mem_free(half), x1_mem_free(i), x1_mem_free(t);
 }
 
@@ -138,12 +140,12 @@ static void pools(void) {
   x1_view_t vx = view(x, X1_DTYPE_FLOAT32, 4, SHAPE(1, 2, 5, 5)), vy = view(y, X1_DTYPE_FLOAT32, 4, SHAPE(1, 2, 3, 3));
   x1_view_t vi = view(at, X1_DTYPE_INT64, 4, SHAPE(1, 2, 3, 3));
   x1_window_t w = {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1, 0, 0};
-  CHECK(!x1_max_pool2d(&vx, &w, &vy, &vi) && y[0] == 6 && y[8] == 24 && at[8] == 24 && y[9] == 31 && at[9] == 6);
-  CHECK(!x1_avg_pool2d(&vx, &w, &vy) && y[0] == 3);
+  CHECK(!x1_max_pool2d_ex(&vx, &w, &vy, &vi) && y[0] == 6 && y[8] == 24 && at[8] == 24 && y[9] == 31 && at[9] == 6);
+  CHECK(!x1_avg_pool2d_ex(&vx, &w, &vy) && y[0] == 3);
   w.count_padding = 1;
-  CHECK(!x1_avg_pool2d(&vx, &w, &vy) && fabsf(y[0] - 12.0f / 9) < 1e-6f);
+  CHECK(!x1_avg_pool2d_ex(&vx, &w, &vy) && fabsf(y[0] - 12.0f / 9) < 1e-6f);
   w.padding[0] = 3;
-  CHECK(x1_max_pool2d(&vx, &w, &vy, &vi) == X1_EVALUE);
+  CHECK(x1_max_pool2d_ex(&vx, &w, &vy, &vi) == X1_EVALUE);
   x1_mem_free(x), x1_mem_free(y), x1_mem_free(at);
 }
 
