@@ -139,12 +139,20 @@ std::shared_ptr<const AuthorsForm> authors_form(const std::string& declared, con
   }
   const std::string base = declared.substr(0, declared.find('.'));
   if (base != op.schema.name && base != op.schema.name + "_") {
+    // Of several overloads the one of which most comes from the call: conv2d with numbers as padding, not with a word.
+    std::shared_ptr<const AuthorsForm> best;
+    int64_t fewest = 0;
     for (const c10::OperatorHandle& candidate : overloads_of(base)) {
       if (candidate.schema().is_mutable()) continue;
       if (candidate.schema().returns().size() != reaches.schema().returns().size()) continue;
-      if (auto from = find_arguments(candidate.schema(), have))
-        return std::make_shared<const AuthorsForm>(AuthorsForm{candidate, base, std::move(*from)});
+      auto from = find_arguments(candidate.schema(), have);
+      if (!from) continue;
+      const int64_t defaults = std::count(from->begin(), from->end(), -1);
+      if (best != nullptr && defaults >= fewest) continue;
+      fewest = defaults;
+      best = std::make_shared<const AuthorsForm>(AuthorsForm{candidate, base, std::move(*from)});
     }
+    if (best != nullptr) return best;
   }
   AuthorsForm same{reaches, op.display, {}};
   for (size_t i = 0; i < have.size(); i++) same.from.push_back(int(i));
