@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 
 #include "aten_handlers.h"
 #include "conversion.h"
@@ -127,6 +128,20 @@ std::string drop_defaults(const Wrapper& wrapper, const c10::FunctionSchema& sch
   return "";
 }
 
+// The device runs it as it runs a kernel, so that a lost one refuses, and a profiler sees the work.
+using Body = std::function<bool()>;
+uba_status run_body(void*, const uba_call*, int64_t tag) {
+  return (*reinterpret_cast<const Body*>(tag))() ? UBA_OK : UBA_NOT_SUPPORTED;
+}
+
+bool run_on_device(const Plan& plan, const Body& body) {
+  uba_call call{};
+  call.header = UBA_HEADER(uba_call);
+  call.op = plan.functional_name.c_str();
+  call.stream = runtime::current_stream(plan.device);
+  return plan.entry->device->run(&run_body, call, reinterpret_cast<int64_t>(&body), plan.kernel_name) == UBA_OK;
+}
+
 }  // namespace
 
 void set_call_wrapper(CallWrapper call) { g_call_wrapper = call; }
@@ -190,7 +205,9 @@ bool run_wrapper(const Plan& plan, OpState& op, torch::jit::Stack* stack, const 
     const c10::DeviceGuard on_device(c10::Device(kDevice, c10::DeviceIndex(plan.device)));
     const at::NoGradGuard no_grad;
     const c10::OperatorHandle& reaches = op.functional.has_value() ? *op.functional : op.handle;
-    if (!call(wrapper, callee, schema, passed, reaches.schema(), &returned)) return false;
+    const bool done =
+        run_on_device(plan, [&] { return call(wrapper, callee, schema, passed, reaches.schema(), &returned); });
+    if (!done) return false;
   }
   Results results(callee, given);
   for (c10::IValue& value : returned) value = results.accept(value);
