@@ -11,6 +11,7 @@
 #include "conversion.h"
 #include "shape_rules.h"
 #include "transfer.h"
+#include "unified.h"
 #include "values.h"
 
 namespace torchfl {
@@ -54,20 +55,11 @@ std::optional<std::vector<int>> find_arguments(const c10::FunctionSchema& wanted
   return from;
 }
 
-// The tensor over the same memory, of which it holds a share, without being it: nothing that is done with it (asking
-// for a pointer to write through is enough) separates storages that share their memory, or counts as a write.
+// What a function is given of a tensor: only to read, however it asks for its address, and without a gradient.
 at::Tensor lend(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.device().type() != kDevice) return tensor;
-  const c10::Storage& storage = tensor.storage();
-  c10::DataPtr memory(
-      const_cast<void*>(storage.data()), new c10::Storage(storage),
-      [](void* share) { delete static_cast<c10::Storage*>(share); }, tensor.device());
-  auto lent = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
-                                                    std::move(memory), nullptr, /*resizable=*/false);
-  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(lent), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), tensor.dtype());
-  out.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  return out;
+  at::Tensor lent = unified::read_only(tensor);
+  return lent.requires_grad() ? lent.detach() : lent;
 }
 
 // What a pointwise kernel is given: every tensor in the shape of the result, and in one dense order of memory, so that
