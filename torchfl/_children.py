@@ -20,6 +20,9 @@ PARENTS_NAME = "TORCHFL_PARENTS_DEVICE_NAME"
 #: "1": CUDA's names mean our devices.
 AS_CUDA = "TORCHFL_AS_CUDA"
 
+#: What the parent has told, before this process tells its own children.
+_inherited = os.environ.get(PARENTS, ""), os.environ.get(PARENTS_FOLDERS, "")
+
 
 def remember(descriptors: Iterable[str]) -> None:
     from torchfl import _device_name
@@ -39,6 +42,7 @@ def forget() -> None:
 def chips() -> list[str]:
     """Descriptors of the parent's chips; none if this process was started by no such one, or the user has chosen other
     folders since."""
-    if os.environ.get(PARENTS_FOLDERS, "") != os.environ.get("TORCHFL_DEVICE_DIR", ""):
+    named, folders = _inherited
+    if folders != os.environ.get("TORCHFL_DEVICE_DIR", ""):
         return []
-    return [name for name in os.environ.get(PARENTS, "").split(os.pathsep) if name]
+    return [name for name in named.split(os.pathsep) if name]

@@ -139,8 +139,8 @@ def init(*chips_to_load: str | Path, device_name: str | None = None) -> list[Loa
     if not _before_torch.is_time():
         return _before_torch.plan(wanted)
     planned = _before_torch.take()
-    if not planned and not chips_to_load and _loaded and not any(source.named for source in wanted):
-        return chips()
+    if _loaded:  # what nobody has named does not join chips that somebody chose
+        wanted = [source for source in wanted if source.named]
     load_sources([*planned, *wanted])
     return chips()
 

@@ -20,8 +20,12 @@ std::string described(c10::ScalarType dtype, c10::IntArrayRef sizes) {
   return std::string(dtype_name(to_uba_dtype(dtype))) + c10::str(sizes);
 }
 
-// Sizes in another order of dimensions than PyTorch's are what a chip's own layout looks like.
-std::string layout_hint(c10::IntArrayRef returned, c10::IntArrayRef wanted) {
+// Sizes in another order of dimensions than PyTorch's are what a chip's own layout looks like, and no elements what an
+// SDK leaves behind that has refused the call.
+std::string shape_hint(c10::IntArrayRef returned, c10::IntArrayRef wanted) {
+  if (c10::multiply_integers(returned) == 0 && c10::multiply_integers(wanted) != 0)
+    return ". Has the SDK refused the call? Look at its status in the function, and throw what it says; or exclude such "
+           "calls by `where` (`constraints`) of the row";
   if (returned.size() != 4 || wanted.size() != 4 || returned == wanted) return "";
   const int64_t nhwc[] = {wanted[0], wanted[2], wanted[3], wanted[1]};
   if (returned != c10::IntArrayRef(nhwc)) return "";
@@ -80,7 +84,7 @@ at::Tensor Results::accept(at::Tensor result) {
             : unwanted,
         callee_.text(), " returned ", result.defined() ? described(result.scalar_type(), result.sizes()) : "no tensor",
         ", expected ", unwanted ? "none" : described(wanted.dtype, wanted.sizes),
-        result.defined() && !unwanted ? layout_hint(result.sizes(), wanted.sizes) : "");
+        result.defined() && !unwanted ? shape_hint(result.sizes(), wanted.sizes) : "");
   }
   if (result.defined()) {
     TORCH_CHECK(result.layout() == c10::Layout::Strided, callee_.text(), " returned a tensor of layout ",

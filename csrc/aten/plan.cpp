@@ -613,7 +613,10 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   if (handler != chip.handlers.end()) {
     plan.kind = Plan::Kind::handler;
     plan.handler = handler->second;
-    if (plan.handler->wrapper) plan.form = authors_form(row.declared, op);
+    if (plan.handler->wrapper) {
+      plan.form = authors_form(row.declared, op);
+      plan.shapes_known = true;
+    }
   } else {
     const uba_kernel* kernel = chip.adapter->find_kernel(row.kernel);
     plan.kind = Plan::Kind::kernel;

@@ -63,7 +63,7 @@ struct Plan {
   std::string error;                      // for Kind::error
   bool firewall = false;                  // for Kind::error: a hard limit, in PyTorch's own exception
   std::string function;                   // for Kind::custom: which one; `outputs` is what it is to return
-  bool shapes_known = false;              // for Kind::custom: `outputs` holds them
+  bool shapes_known = false;              // for Kind::custom, and wrappers: `outputs` holds them
   std::unique_ptr<BoundProgram> program;  // for Kind::composed
   std::vector<at::Tensor> constants;      // of the program, on the device
   bool fast = false;                      // may run without boxing: see fast_route.cpp

@@ -72,7 +72,7 @@ with torchfl.strict():
 answers["explain"] = torchfl.explain("aten::add", a, b)
 with torchfl.profiler.profile() as prof:
     a + b
-answers["profiled"] = [[r["op"], r["path"], r["target"], r["calls"]] for r in prof.rows()]
+answers["profiled"] = [[r["op"], r["path"], r["kernel"], r["calls"]] for r in prof.rows()]
 answers["kernels"] = [x.name for x in prof.activities if x.kind == "kernel"]
 
 # From several threads at once, and in a backward pass, which runs on a thread of autograd's.
