@@ -24,7 +24,8 @@ std::string described(c10::ScalarType dtype, c10::IntArrayRef sizes) {
 // SDK leaves behind that has refused the call.
 std::string shape_hint(c10::IntArrayRef returned, c10::IntArrayRef wanted) {
   if (c10::multiply_integers(returned) == 0 && c10::multiply_integers(wanted) != 0)
-    return ". Has the SDK refused the call? Look at its status in the function, and throw what it says; or exclude such "
+    return ". Has the SDK refused the call? Look at its status in the function, and throw what it says; or exclude "
+           "such "
            "calls by `where` (`constraints`) of the row";
   if (returned.size() != 4 || wanted.size() != 4 || returned == wanted) return "";
   const int64_t nhwc[] = {wanted[0], wanted[2], wanted[3], wanted[1]};

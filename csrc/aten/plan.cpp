@@ -233,7 +233,8 @@ std::string layout_line(const OpState& op, at::ArrayRef<c10::IValue> args, const
            layout_name(view_of(args[size_t(position)].toTensor())) + ": '" +
            op.handle.schema().arguments()[size_t(position)].name() + "' of " + op.display + " on " + plan.entry->label +
            " is put in that order for " + decision.row->kernel +
-           ". Keep it so (memory_format=torch.channels_last, or tensor.default_layout of the descriptor) to spare that, "
+           ". Keep it so (memory_format=torch.channels_last, or tensor.default_layout of the descriptor) to spare "
+           "that, "
            "or list the other order under layouts of the row if the kernel takes both";
   }
   return "";

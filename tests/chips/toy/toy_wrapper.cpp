@@ -54,9 +54,7 @@ std::tuple<Tensor, Tensor> max_of(const Tensor& x, int64_t dim, bool keepdim) {
   return torch::max(host, dim, keepdim);
 }
 Tensor one_of_two(const Tensor& x, int64_t dim, bool keepdim) { return x; }
-Tensor host(const Tensor& x) {
-  return torch::from_blob(x.data_ptr<float>(), x.sizes(), x.strides(), torch::kFloat32);
-}
+Tensor host(const Tensor& x) { return torch::from_blob(x.data_ptr<float>(), x.sizes(), x.strides(), torch::kFloat32); }
 Tensor matmul(const Tensor& a, const Tensor& b) { return torch::matmul(host(a), host(b)); }
 Tensor softmax(const Tensor& x, int64_t dim, pybind11::object dtype) {
   if (!dtype.is_none()) throw std::runtime_error("dtype");
@@ -76,8 +74,7 @@ Tensor join(std::vector<Tensor> parts, int64_t dim) {
 Tensor relu8(const Tensor& x) {
   if (x.scalar_type() != torch::kUInt8) throw std::runtime_error("not uint8");
   Tensor out = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); i++)
-    out.data_ptr<uint8_t>()[i] = std::max<uint8_t>(x.data_ptr<uint8_t>()[i], 128);
+  for (int64_t i = 0; i < x.numel(); i++) out.data_ptr<uint8_t>()[i] = std::max<uint8_t>(x.data_ptr<uint8_t>()[i], 128);
   return out;
 }
 
