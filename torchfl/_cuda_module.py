@@ -128,10 +128,6 @@ class CudaModule(DeviceModule):
     def list_gpu_processes(self, device: Any = None) -> str:
         return f"GPU:{self._index(device) - self._chip.first_index}\nthe chip does not list processes"
 
-    def _is_compiled(self) -> bool:
-        """Whether torch._C has CUDA's functions, which PyTorch's own code would then take."""
-        return False
-
     # PyTorch's compiler tells the two apart, and keeps a rule for each.
     def _exchange_device(self, index: int) -> int:
         return super()._exchange_device(index)

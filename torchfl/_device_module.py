@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchfl import _device_name
 from torchfl._device_name import UNNAMED
 from torchfl._memory import MemoryModule
 from torchfl._patches import Patches, engine_patches
@@ -108,6 +109,13 @@ class DeviceModule(ModuleType):
         self.Stream, self.Event, self.device, self.device_of = Stream, Event, device, device_of
         self.memory = MemoryModule(self)
 
+    def __getattr__(self, name: str) -> Any:
+        """Where PyTorch has a module of this name (torch.xpu), its own code expects every part of that one."""
+        stock = vars(self).get("_stock")
+        if stock is None or name.startswith("__") or not hasattr(stock, name):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(stock, name)
+
     def __dir__(self) -> list[str]:
         """What belongs to users: the functions are the class's, and `dir` of a module shows those of the instance."""
         return sorted(name for name in {*dir(type(self)), *vars(self)} if not name.startswith("_"))
@@ -156,6 +164,10 @@ class DeviceModule(ModuleType):
             if device is None and current == getattr(self._entered, "index", None):
                 return current
         return self._index(device)
+
+    def _is_compiled(self) -> bool:
+        """Whether torch._C has functions of PyTorch's own for this type: it asks that of torch.xpu and torch.cuda."""
+        return False
 
     def is_available(self) -> bool:
         return self._chip.count > 0
@@ -440,7 +452,8 @@ def _register_locations(engine: ModuleType) -> None:
     def tag(storage: Any) -> str | None:
         if storage.device.type != torch._C._get_privateuse1_backend_name():
             return None
-        return str(storage.device) if engine.shown_device_name() else str(engine.label(storage.device.index))
+        other_name = engine.shown_device_name() not in ("", _device_name.shown())
+        return str(storage.device) if other_name else str(engine.label(storage.device.index))
 
     def restore(storage: Any, location: str) -> Any:
         name, _, index = location.partition(":")
@@ -472,11 +485,14 @@ def make_known(engine: ModuleType, name: str, first_index: int, count: int) -> N
 def attach(patches: Patches, name: str, module: ModuleType) -> None:
     """Make `module` be `torch.<name>`, and the modules in it `torch.<name>.<part>`."""
     patches.on_undo(torch.get_device_module.cache_clear)
+    stock = sys.modules.get(f"torch.{name}")
     patches.attribute(torch, name, module)
     patches.item(sys.modules, f"torch.{name}", module)
     for part, value in vars(module).items():
         if isinstance(value, ModuleType) and value.__name__.startswith("torch."):
             patches.item(sys.modules, f"torch.{name}.{part}", value)
+    if stock is not None and not isinstance(stock, DeviceModule):
+        vars(module).setdefault("_stock", stock)
     torch.get_device_module.cache_clear()
 
 

@@ -203,7 +203,8 @@ std::vector<std::string> runtime_prefixes(const Chip& chip, const std::string& l
   return prefixes;
 }
 
-py::dict add_chip(const py::dict& lowered, const std::string& library, const std::string& style) {
+py::dict add_chip(const py::dict& lowered, const std::string& library, const std::string& style,
+                  const py::dict& wrappers) {
   Chip chip = chip_from(lowered);
   std::shared_ptr<Adapter> adapter;
   std::shared_ptr<AtenAdapter> handlers;
@@ -229,6 +230,10 @@ py::dict add_chip(const py::dict& lowered, const std::string& library, const std
   ChipEntry& entry = runtime::add_chip(std::move(chip), std::move(adapter));
   if (handlers) {
     for (const auto& handler : handlers->handlers) entry.handlers[handler->op] = handler;
+  }
+  for (auto item : wrappers) {
+    const auto name = item.first.cast<std::string>();
+    entry.handlers[name] = wrapper_from(name, item.second.cast<py::dict>());
   }
   register_hooks();
   register_routes();
@@ -446,7 +451,8 @@ PYBIND11_MODULE(_C, m) {
   });
 
   m.attr("abi") = std::to_string(UBA_ABI_MAJOR) + "." + std::to_string(UBA_ABI_MINOR);
-  m.def("add_chip", &add_chip, py::arg("lowered"), py::arg("library"), py::arg("style"));
+  m.def("add_chip", &add_chip, py::arg("lowered"), py::arg("library"), py::arg("style"),
+        py::arg("wrappers") = py::dict());
   m.def("chips", [] {
     py::list out;
     for (const auto& chip : runtime::chips()) out.append(chip_info(*chip));

@@ -33,6 +33,7 @@ extern "C" {
 #define X1_EBUSY 5        /* memory that is mapped already in another way */
 
 X1_API const char *x1_last_error(void);
+X1_API int x1_last_status(void);     /* of the same failure, for functions that return NULL */
 X1_API const char *x1_version(void); /* "1.2.0" */
 /* Starts the chip; `flags` is 0. The first command does it, too. Version 1.1 had `int x1_init(void)` in its place. */
 X1_API int x1_init_v2(uint32_t flags);

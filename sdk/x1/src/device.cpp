@@ -133,6 +133,7 @@ using namespace x1;
 extern "C" {
 
 X1_API const char* x1_last_error(void) { return error_text; }
+X1_API int x1_last_status(void) { return error_status; }
 
 #ifdef X1_RUNTIME_1_1
 X1_API const char* x1_version(void) { return "1.1.0"; }

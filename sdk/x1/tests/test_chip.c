@@ -28,7 +28,7 @@ static void memory(void) {
   CHECK(x1_mem_unmap(own) == X1_EADDRESS && x1_mem_free(own + 1) == X1_EADDRESS);
   CHECK(x1_mem_map(own, 1000) == NULL);
   more = x1_mem_alloc(16 << 20);
-  CHECK(!more && strstr(x1_last_error(), "free"));
+  CHECK(!more && strstr(x1_last_error(), "free") && x1_last_status() == X1_EMEMORY);
   CHECK(!x1_mem_copy(own, host, 1000) && !x1_mem_set(own, 0, 4) && x1_mem_set(host, 0, 4) == X1_EADDRESS);
   CHECK(!x1_get_info(&info) && info.copied_bytes == 1000 && info.allocated_bytes == 1000 && info.cycles > 1000);
   CHECK(!x1_mem_free(own) && x1_mem_free(own) == X1_EADDRESS);
