@@ -295,6 +295,7 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
         _autocast,
         _compose,
         _device_module,
+        _exports,
         _fallbacks,
         _no_device,
         _processes,
@@ -326,6 +327,8 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     _loaded[device_type] = chip
     if chip.count > 0:
         _stock_faults.install(engine_patches)
+        if c.shares_host_memory():
+            _exports.install(c, engine_patches)
     if is_first:
         _processes.install(c, engine_patches)
         _safetensors.install()

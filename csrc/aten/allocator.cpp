@@ -78,9 +78,10 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
   }
   void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {
     CachingAllocator::Block* block = block_of(ptr);
+    DeviceEntry& entry = runtime::device(stream.device_index());
+    if (unified::lies_on_host(ptr)) unified::record_stream(ptr, entry.stream_handle(stream.id()));
     if (block == nullptr) return;
     graph_memory::pin(ptr);
-    DeviceEntry& entry = runtime::device(stream.device_index());
     entry.allocator->record_stream(block, entry.stream_handle(stream.id()));
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {

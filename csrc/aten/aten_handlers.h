@@ -20,8 +20,6 @@ struct AtenAdapter {
 };
 // Runs the library's `torch_fl_register_<device_type>` and returns what it registered. Throws Error(load).
 std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const std::string& device_type);
-// An adapter over aligned host memory, for chips whose SDK takes host pointers. `count` devices.
-std::shared_ptr<Adapter> host_memory_adapter(const std::string& name, uint64_t alignment, int count);
 // Puts one row for each handler in front of the chip's own.
 void add_handler_rows(Chip& chip, const AtenAdapter& adapter);
 

@@ -110,7 +110,7 @@ class HostCall {
       if (host.sizes() != ours.sizes()) {
         ours.resize_(host.sizes());  // an out= that the operator resized
       }
-      if (accessible() && host.is_alias_of(at_host(ours))) continue;
+      if (at_same_place(host, ours)) continue;
       copy_tensor(ours, host, true);
     }
   }
@@ -137,7 +137,10 @@ class HostCall {
   };
 
   bool accessible() const { return runtime::device(device_).device->host_accessible(); }
-  at::Tensor at_host(const at::Tensor& ours) { return to_host(ours); }
+  bool at_same_place(const at::Tensor& host, const at::Tensor& ours) {
+    if (!accessible() && !unified::lies_on_host(ours.storage().data_ptr())) return false;
+    return host.scalar_type() == ours.scalar_type() && host.const_data_ptr() == to_host(ours).const_data_ptr();
+  }
 
   at::Tensor bring_tensor(const at::Tensor& tensor, int position) {
     if (!tensor.defined() || tensor.device().type() != kDevice) return tensor;

@@ -108,13 +108,13 @@ at::Tensor functional(OpState& op, const FastCall& call) {
 }
 
 void in_place(OpState& op, const FastCall& call) {
+  note_written(*call.tensors[0]);
   const Plan* plan = find_fast(op, call);
   bool apart = plan != nullptr && !stats::g_timing.load(std::memory_order_relaxed);
   // Memory that is shared with another operand needs the careful look of the boxed route.
   for (int i = 1; apart && i < call.tensor_count; i++) {
     apart = !call.tensors[i]->storage().is_alias_of(call.tensors[0]->storage());
   }
-  note_written(*call.tensors[0]);
   if (C10_LIKELY(apart) && C10_LIKELY(run_fast(*plan, call, *call.tensors[0]))) return;
   through_the_stack(op, call);
 }

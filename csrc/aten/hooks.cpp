@@ -59,6 +59,7 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   const size_t before = storage->nbytes();
   if (bytes == before) return;
+  storage->mutable_data();  // no longer shared
   c10::DeviceGuard on_device(storage->device());
   c10::DataPtr fresh = device_allocator()->allocate(bytes);
   const size_t kept = std::min(before, bytes);

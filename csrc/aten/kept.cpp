@@ -91,7 +91,7 @@ void forget(const c10::StorageImpl* storage) {
   Freed freed;
   Store& s = store();
   std::lock_guard<std::mutex> lock(s.mutex);
-  if (block_of(storage->data_ptr()) == nullptr) {
+  if (block_of(storage->data_ptr()) == nullptr && !unified::lies_on_host(storage->data_ptr())) {
     // Memory of another storage, which came back by DLPack.
     const auto start = reinterpret_cast<intptr_t>(storage->data()), end = start + intptr_t(storage->nbytes());
     remove_everywhere(s, freed, [&](const Entry& entry) {
@@ -125,8 +125,9 @@ at::Tensor find_kept(const at::Tensor& tensor, const StandInForm& form, void* st
 
 void keep(const at::Tensor& tensor, const StandInForm& form, void* stream, const at::Tensor& stand_in) {
   const int device = stand_in.device().index();
-  if (tensor.is_inference()) return;                             // it has no version counter
-  if (block_of(tensor.storage().data_ptr()) == nullptr) return;  // writes to it may come through another storage
+  if (tensor.is_inference()) return;  // it has no version counter
+  const c10::DataPtr& memory = tensor.storage().data_ptr();
+  if (block_of(memory) == nullptr && !unified::lies_on_host(memory)) return;  // another storage may write to it
   Words words = words_of(tensor, form, stream);
   Freed freed;
   Store& s = store();

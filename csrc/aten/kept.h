@@ -30,10 +30,13 @@ extern std::atomic<int> g_count;  // of all devices
 void forget(const c10::StorageImpl* storage);
 }  // namespace kept
 
-// To be called when a kernel, a program, a copy or a fill writes to the tensor.
+// To be called before a kernel, a program, a copy or a fill writes to the tensor, and before its address is asked for:
+// one that shares its memory (unified.h) gets memory of its own.
 inline void note_written(const at::Tensor& tensor) {
-  if (C10_UNLIKELY(kept::g_count.load(std::memory_order_relaxed) != 0) && tensor.defined() && tensor.has_storage())
-    kept::forget(tensor.storage().unsafeGetStorageImpl());
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (C10_UNLIKELY(storage->has_materializer())) storage->mutable_data();
+  if (C10_UNLIKELY(kept::g_count.load(std::memory_order_relaxed) != 0)) kept::forget(storage);
 }
 
 }  // namespace torchfl

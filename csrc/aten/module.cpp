@@ -11,6 +11,7 @@
 #include "device_names.h"
 #include "graph_fused.h"
 #include "hooks.h"
+#include "host_device.h"
 #include "kept.h"
 #include "module.h"
 #include "pinned.h"
@@ -137,6 +138,7 @@ Chip chip_from(const py::dict& lowered) {
   chip.max_batch = get<int64_t>(lowered, "max_batch", 0);
   chip.max_sequence = get<int64_t>(lowered, "max_seq", 0);
   chip.unified = get<bool>(lowered, "unified", false);
+  chip.host_memory = get<std::string>(lowered, "host_memory", "copy");
   chip.dtypes = dtype_set(lowered["dtypes"].cast<std::vector<std::string>>());
   chip.layouts = get<std::vector<std::string>>(lowered, "layouts", {});
   chip.default_layout = get<std::string>(lowered, "default_layout", "NCHW");
@@ -189,6 +191,18 @@ py::dict chip_info(const ChipEntry& entry) {
   return info;
 }
 
+// What the functions of a vendor's runtime library may begin with: "x1" for x1_runtime.so, and for the chip's own
+// names.
+std::vector<std::string> runtime_prefixes(const Chip& chip, const std::string& library) {
+  std::string name = library.substr(library.rfind('/') + 1);
+  name = name.substr(0, name.find('.'));
+  if (name.rfind("lib", 0) == 0) name.erase(0, 3);
+  if (const size_t suffix = name.rfind("_runtime"); suffix != std::string::npos) name.erase(suffix);
+  std::vector<std::string> prefixes{name, chip.device_type};
+  if (!chip.variant.empty()) prefixes.insert(prefixes.begin() + 1, chip.variant);
+  return prefixes;
+}
+
 py::dict add_chip(const py::dict& lowered, const std::string& library, const std::string& style) {
   Chip chip = chip_from(lowered);
   std::shared_ptr<Adapter> adapter;
@@ -196,7 +210,19 @@ py::dict add_chip(const py::dict& lowered, const std::string& library, const std
   if (style == "aten") {
     handlers = load_aten_adapter(library, chip.device_type);
     add_handler_rows(chip, *handlers);
-    adapter = host_memory_adapter(chip.name, chip.alignment, handlers->options.device_count);
+    HostDeviceOptions options;
+    options.name = chip.name;
+    options.alignment = chip.alignment;
+    options.count = handlers->options.device_count;
+    adapter = host_device_adapter(std::move(options));
+  } else if (style == "pybind") {
+    HostDeviceOptions options;
+    options.name = chip.name;
+    options.alignment = chip.alignment;
+    options.total_memory = get<uint64_t>(lowered, "memory_bytes", 0);
+    options.runtime_library = library;
+    options.prefixes = runtime_prefixes(chip, library);
+    adapter = host_device_adapter(std::move(options));
   } else {
     adapter = Adapter::load(library);
   }
@@ -206,6 +232,7 @@ py::dict add_chip(const py::dict& lowered, const std::string& library, const std
   }
   register_hooks();
   register_routes();
+  if (entry.chip.host_memory != "copy" || std::getenv("TORCHFL_HOST_MEMORY") != nullptr) unified::install();
   give_devices_autograd_threads();
   return chip_info(entry);
 }
@@ -248,6 +275,7 @@ py::list stats_rows(bool whole, bool off_chip) {
     out["calls"] = row.calls;
     out["seconds"] = double(row.nanoseconds) * 1e-9;
     out["host_bytes"] = row.host_bytes;
+    out["saved_bytes"] = row.saved_bytes;
     rows.append(out);
   }
   return rows;
@@ -261,6 +289,10 @@ py::dict transfers() {
   out["to_host_bytes"] = g_transfers.to_host_bytes.load();
   out["peer_copies"] = g_transfers.peer_copies.load();
   out["peer_bytes"] = g_transfers.peer_bytes.load();
+  out["shares"] = unified::g_counters.shares.load();
+  out["shared_bytes"] = unified::g_counters.shared_bytes.load();
+  out["separations"] = unified::g_counters.separations.load();
+  out["separated_bytes"] = unified::g_counters.separated_bytes.load();
   return out;
 }
 
@@ -473,6 +505,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("forget_plans", &forget_plans);
   m.def("stream_handle",
         [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
+  m.def("shares_host_memory", &unified::installed);
+  m.def("note_exported", &unified::exported);
   // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.
   m.def("data_address", [](const at::Tensor& tensor) {
     return reinterpret_cast<uintptr_t>(tensor.storage().data()) +

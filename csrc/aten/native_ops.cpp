@@ -7,7 +7,6 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
 #include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/set_native.h>
@@ -345,7 +344,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", &local_scalar_dense);
   // PyTorch's own, which end in `_copy_from`. As kernels of ours: data moves in one way, whatever is registered.
   m.impl("copy_", &at::native::copy_);
-  m.impl("_to_copy", &at::native::_to_copy);
+  m.impl("_to_copy", &unified::to_copy_from_device);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("fill_.Scalar", &fill_scalar);

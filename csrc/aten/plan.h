@@ -85,7 +85,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
 // What PyTorch refuses to write to argument `position`: raises, if a result of `result` cannot become `target`.
 void check_written_dtype(const OpState& op, int position, c10::ScalarType result, c10::ScalarType target);
 
-// Stand-ins that were kept of the arguments that this call writes are of no use any more (kept.h).
+// note_written() of kept.h for every argument that this call writes.
 void note_written_arguments(const OpState& op, const torch::jit::Stack& stack, size_t base);
 
 // The calling thread's plan for a signature, or NULL. It stays valid until the thread makes another call.

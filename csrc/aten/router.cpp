@@ -464,6 +464,9 @@ void route(OpState& op, torch::jit::Stack* stack) {
   const profiler::Entry entry;
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
   if (C10_UNLIKELY(op.draws)) check_random_call(op, args);
+  // What shares its memory and is to be written moves first: the signature has its address.
+  if (C10_UNLIKELY(unified::g_storages.load(std::memory_order_relaxed) != 0))
+    note_written_arguments(op, *stack, stack->size() - op.arg_count);
   Signature signature;
   read_signature(op, args, signature);
   if (C10_UNLIKELY(signature.lazy) && resolve(op, stack)) {

@@ -80,7 +80,7 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
   size_t next = 0;
   for (const Plan::Patch& patch : plan.patches) {
     if (patch.source == Plan::Patch::tensor_address) {
-      request.tensor_args.push_back(tensor_at(*stack, base, patch));
+      request.tensor_args.push_back(unified::read_only(tensor_at(*stack, base, patch)));
     } else if (patch.source == Plan::Patch::prepared_tensor) {
       request.tensor_args.push_back(prepared[next++]);
     }
@@ -123,7 +123,9 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
 }  // namespace
 
 void note_written_arguments(const OpState& op, const torch::jit::Stack& stack, size_t base) {
-  if (C10_LIKELY(kept::g_count.load(std::memory_order_relaxed) == 0)) return;
+  if (C10_LIKELY(kept::g_count.load(std::memory_order_relaxed) == 0 &&
+                 unified::g_storages.load(std::memory_order_relaxed) == 0))
+    return;
   auto note = [&](int position) {
     const c10::IValue& value = stack[base + size_t(position)];
     if (value.isTensor()) note_written(value.toTensor());

@@ -104,6 +104,7 @@ void DeviceEntry::open() {
       chip->chip.alignment = demanded;
     }
     allocator = std::make_unique<CachingAllocator>(device.get(), chip->chip.alignment);
+    host_memory = unified::strategy(chip->chip.host_memory, device->can_map_host(), label);
   });
   runtime::g_any_opened.store(true);
   opened.store(true, std::memory_order_release);

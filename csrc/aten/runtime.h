@@ -19,6 +19,7 @@
 #include "chip.h"
 #include "device.h"
 #include "route.h"
+#include "unified.h"
 
 namespace torchfl {
 
@@ -48,6 +49,7 @@ struct DeviceEntry {
   std::atomic<bool> opened{false};
   std::unique_ptr<Device> device;
   std::unique_ptr<CachingAllocator> allocator;
+  HostMemory host_memory = HostMemory::copy;
 
   std::mutex streams_mutex;
   std::deque<void*> streams;           // by stream id; id 0 is the default stream (NULL)
@@ -140,6 +142,7 @@ struct Place {
 };
 inline Place place_of(const at::Tensor& tensor) {
   const DeviceEntry* entry = runtime::g_devices[tensor.device().index()].load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(entry->host_memory == HostMemory::lazy)) unified::arrive(tensor);
   const uint64_t within = entry->chip->chip.alignment - 1;  // a power of two, which the descriptor reader has checked
   const auto start = reinterpret_cast<uintptr_t>(tensor.storage().data());
   return {reinterpret_cast<void*>(start & ~within),

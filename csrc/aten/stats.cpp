@@ -65,7 +65,8 @@ std::vector<Row> snapshot(bool whole, Which which) {
     const uint64_t calls = since(c->calls, c->calls_before);
     if (calls > 0)
       rows.push_back({c->device, c->op, c->path, c->target, c->reason, calls,
-                      since(c->nanoseconds, c->nanoseconds_before), since(c->host_bytes, c->host_bytes_before)});
+                      since(c->nanoseconds, c->nanoseconds_before), since(c->host_bytes, c->host_bytes_before),
+                      since(c->saved_bytes, c->saved_bytes_before)});
   }
   return rows;
 }
@@ -76,6 +77,7 @@ void reset() {
     c->calls_before = c->calls;
     c->nanoseconds_before = c->nanoseconds;
     c->host_bytes_before = c->host_bytes;
+    c->saved_bytes_before = c->saved_bytes;
   }
 }
 

@@ -19,8 +19,9 @@ struct OpCounters {
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> nanoseconds{0};  // while timing
   std::atomic<uint64_t> host_bytes{0};   // that this operator moved across the host boundary
+  std::atomic<uint64_t> saved_bytes{0};  // that it did not have to move, because host and device share the memory
   // As they stood at the last reset, which sets nothing to zero: a whole run can be told whatever is reset in it.
-  uint64_t calls_before = 0, nanoseconds_before = 0, host_bytes_before = 0;
+  uint64_t calls_before = 0, nanoseconds_before = 0, host_bytes_before = 0, saved_bytes_before = 0;
 };
 
 namespace stats {
@@ -33,7 +34,7 @@ OpCounters& counters(const std::string& device, const std::string& op, const std
                      const std::string& target, const std::string& reason, bool* created = nullptr);
 struct Row {
   std::string device, op, path, target, reason;
-  uint64_t calls, nanoseconds, host_bytes;
+  uint64_t calls, nanoseconds, host_bytes, saved_bytes;
 };
 // Since the last reset, or (`whole`) since the process began; of all counters, or of those that left the chip.
 enum class Which { all, off_chip };

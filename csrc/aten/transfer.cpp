@@ -27,13 +27,10 @@ void bytes_to_host(DeviceEntry& entry, void* dst, const void* src, uint64_t byte
   t_bytes_moved += bytes;
 }
 
-void bytes_to_device(DeviceEntry& entry, void* dst, const void* src, uint64_t bytes) {
-  guarded([&] { entry.device->copy(runtime::current_stream(entry.index), dst, src, bytes, UBA_HOST_TO_DEVICE); });
-  count(g_transfers.to_device_copies, g_transfers.to_device_bytes, bytes);
-  t_bytes_moved += bytes;
-}
-
 char* address(const at::Tensor& tensor) {
+  if (C10_UNLIKELY(runtime::g_devices[tensor.device().index()].load(std::memory_order_relaxed)->host_memory ==
+                   HostMemory::lazy))
+    unified::arrive(tensor);
   return static_cast<char*>(const_cast<void*>(tensor.storage().data())) + tensor.storage_offset() * tensor.itemsize();
 }
 
@@ -81,15 +78,6 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
 
 // `stable`: the source will not be written until the stream has passed (pinned memory that the user promised, or a
 // temporary of ours), so it may be read asynchronously.
-// Whether a dense bool tensor has bytes other than 0 and 1, as a view of bytes may. To the CPU they are true; an
-// adapter is promised that there are none.
-bool has_odd_bools(const at::Tensor& host) {
-  const auto* bytes = static_cast<const uint8_t*>(host.const_data_ptr());
-  uint8_t all = 0;
-  for (int64_t i = 0; i < host.numel(); i++) all |= bytes[i];
-  return all > 1;
-}
-
 void host_to_device(const at::Tensor& dst, const at::Tensor& src, bool stable) {
   DeviceEntry& entry = runtime::device(dst.device().index());
   if (!is_dense(dst)) {
@@ -123,7 +111,7 @@ void host_to_device(const at::Tensor& dst, const at::Tensor& src, bool stable) {
 
 void device_to_host(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
   DeviceEntry& entry = runtime::device(src.device().index());
-  if (entry.device->host_accessible()) {
+  if (entry.device->host_accessible() || unified::lies_on_host(src.storage().data_ptr())) {
     dst.copy_(to_host(src));
     return;
   }
@@ -180,6 +168,19 @@ void refuse_if_strict(const DeviceEntry& entry, const at::Tensor& dst, const at:
 
 uint64_t bytes_moved() { return t_bytes_moved; }
 
+void bytes_to_device(DeviceEntry& entry, void* dst, const void* src, uint64_t bytes) {
+  guarded([&] { entry.device->copy(runtime::current_stream(entry.index), dst, src, bytes, UBA_HOST_TO_DEVICE); });
+  count(g_transfers.to_device_copies, g_transfers.to_device_bytes, bytes);
+  t_bytes_moved += bytes;
+}
+
+bool has_odd_bools(const at::Tensor& host) {
+  const auto* bytes = static_cast<const uint8_t*>(host.const_data_ptr());
+  uint8_t all = 0;
+  for (int64_t i = 0; i < host.numel(); i++) all |= bytes[i];
+  return all > 1;
+}
+
 bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
 int64_t span_of(const at::Tensor& tensor) {
@@ -229,6 +230,7 @@ at::Tensor empty_contiguous_on(int index, c10::ScalarType dtype, c10::IntArrayRe
 
 at::Tensor to_host(const at::Tensor& tensor, bool wait) {
   DeviceEntry& entry = runtime::device(tensor.device().index());
+  if (C10_UNLIKELY(unified::lies_on_host(tensor.storage().data_ptr()))) return unified::host_view(tensor);
   const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU);
   if (entry.device->host_accessible()) {
     entry.synchronize(runtime::current_stream(entry.index));
@@ -256,9 +258,13 @@ at::Tensor to_host(const at::Tensor& tensor, bool wait) {
 at::Tensor to_device(const at::Tensor& host, int index) {
   const bool dense = is_dense(host);
   at::Tensor source = dense ? host : host.contiguous();
+  DeviceEntry& entry = runtime::device(index);
+  if (entry.host_memory != HostMemory::copy) {
+    std::string why;
+    if (at::Tensor shared = unified::share(source, index, &why); shared.defined()) return shared;
+  }
   at::Tensor out = empty_on(index, source.scalar_type(), source.sizes(), source.strides());
   if (source.numel() == 0) return out;
-  DeviceEntry& entry = runtime::device(index);
   bytes_to_device(entry, address(out), source.const_data_ptr(), uint64_t(source.numel()) * source.itemsize());
   entry.keep_until_passed(runtime::current_stream(index), std::move(source));
   return out;

@@ -35,13 +35,20 @@ Way copy_tensor(const at::Tensor& dst, const at::Tensor& src, bool non_blocking)
 Way copy_on_device(const at::Tensor& dst, const at::Tensor& src);
 
 // The tensor's values as a CPU tensor of equal sizes. Strides are kept where that moves few more bytes than there are
-// elements. On a chip whose memory the host can read, it is a view. `wait` false: the bytes are there after the next
+// elements. Where the host can read the memory, it is a view. `wait` false: the bytes are there after the next
 // synchronise of the current stream only.
 at::Tensor to_host(const at::Tensor& tensor, bool wait = true);
 
 // A CPU tensor as a new tensor on device `index`, strides kept when dense. Takes over the host memory: nobody may
-// write to it any more (it is read asynchronously).
+// write to it any more (it is read asynchronously, or is the new tensor's memory from now on).
 at::Tensor to_device(const at::Tensor& host, int index);
+
+// Plain bytes, on the current stream, counted.
+void bytes_to_device(DeviceEntry& entry, void* dst, const void* src, uint64_t bytes);
+
+// Whether a dense bool tensor has bytes other than 0 and 1, as a view of bytes may. To the CPU they are true; an
+// adapter is promised that there are none.
+bool has_odd_bools(const at::Tensor& host);
 
 // Elements from the first to behind the last one that the tensor can reach in its storage.
 int64_t span_of(const at::Tensor& tensor);

@@ -62,6 +62,7 @@ struct Chip {
   uint64_t alignment = 1;
   int64_t max_rank = 0, max_batch = 0, max_sequence = 0;  // 0 = no limit
   bool unified = false;
+  std::string host_memory = "copy";  // how tensors of the host come here: copy, lazy, map; auto: map where it can be
   DtypeSet dtypes = 0;               // what it computes in
   std::vector<std::string> layouts;  // that some unit computes in; empty = the descriptor does not say
   std::string default_layout;        // of new tensors of its rank

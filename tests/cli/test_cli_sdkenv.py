@@ -22,14 +22,17 @@ def test_a_shell_evaluates_it(torchfl, tmp_path):
 
 def test_a_path_with_blanks_and_quotes(tmp_path):
     root = tmp_path / 'it\'s a "path" $HOME'
-    script = "\n".join(_lines("NPU_SDK_ROOT", root, Shell.sh)) + '\nprintf "%s|%s" "$NPU_SDK_ROOT" "$LD_LIBRARY_PATH"'
+    script = (
+        "\n".join(_lines({"NPU_SDK_ROOT": str(root)}, root, Shell.sh))
+        + '\nprintf "%s|%s" "$NPU_SDK_ROOT" "$LD_LIBRARY_PATH"'
+    )
     env = {**os.environ, "LD_LIBRARY_PATH": "/before"}
     ran = subprocess.run(["sh", "-euc", script], env=env, capture_output=True, text=True)
     assert ran.stdout == f"{root}|{root}/lib:/before"
 
 
 def test_fish(tmp_path):
-    lines = _lines("NPU_SDK_ROOT", tmp_path / "it's", Shell.fish)
+    lines = _lines({"NPU_SDK_ROOT": f"{tmp_path}/it's"}, tmp_path / "it's", Shell.fish)
     assert lines[0] == f"set -gx NPU_SDK_ROOT '{tmp_path}/it\\'s'" and all(
         line.startswith("set -gx ") for line in lines
     )
@@ -37,7 +40,8 @@ def test_fish(tmp_path):
 
 def test_json(torchfl):
     data = torchfl("sdk-env", "npu", "--json").json()
-    assert set(data) == {"NPU_SDK_ROOT", "LD_LIBRARY_PATH", "PATH"} and data["PATH"].endswith("/bin")
+    own = {"NPU_SDK_ROOT", "NPU_LIB_PATH", "NPU_INCLUDE_PATH"}
+    assert set(data) == {*own, "LD_LIBRARY_PATH", "PATH"} and data["PATH"].endswith("/bin")
 
 
 def test_an_unknown_sdk_leaves_stdout_empty(torchfl):

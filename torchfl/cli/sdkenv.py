@@ -28,7 +28,8 @@ def sdk_env(
     """Print the lines that put a simulated SDK into the environment.
 
     \b
-    They set <NAME>_SDK_ROOT, and put its library folder into LD_LIBRARY_PATH and its tools into PATH.
+    They set <NAME>_SDK_ROOT, <NAME>_LIB_PATH and <NAME>_INCLUDE_PATH, and put its library folder into LD_LIBRARY_PATH
+    and its tools into PATH.
 
     \b
     Examples:
@@ -38,29 +39,33 @@ def sdk_env(
     from torchfl._paths import sdk_dir
 
     root = sdk_dir(name)
-    variable = f"{name.upper()}_SDK_ROOT"
+    own = {
+        f"{name.upper()}_{what}": str(folder)
+        for what, folder in (("SDK_ROOT", root), ("LIB_PATH", root / "lib"), ("INCLUDE_PATH", root / "include"))
+    }
     if as_json:
-        out_json({variable: str(root), "LD_LIBRARY_PATH": str(root / "lib"), "PATH": str(root / "bin")})
+        out_json({**own, "LD_LIBRARY_PATH": str(root / "lib"), "PATH": str(root / "bin")})
         return
-    for line in _lines(variable, root, shell):
+    for line in _lines(own, root, shell):
         out(line)
 
 
-def _lines(variable: str, root: Path, shell: Shell) -> list[str]:
+def _lines(own: dict[str, str], root: Path, shell: Shell) -> list[str]:
+    """`own` are the SDK's variables; library folder and tools go in front of what is there."""
     if shell is Shell.fish:
-        quoted = {part: "'" + str(root / part).replace("\\", "\\\\").replace("'", "\\'") + "'" for part in _PARTS}
+
+        def quoted(text: str) -> str:
+            return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
         return [
-            f"set -gx {variable} {quoted['']}",
-            f"set -gx LD_LIBRARY_PATH {quoted['lib']} $LD_LIBRARY_PATH",
-            f"set -gx PATH {quoted['bin']} $PATH",
+            *(f"set -gx {variable} {quoted(value)}" for variable, value in own.items()),
+            f"set -gx LD_LIBRARY_PATH {quoted(str(root / 'lib'))} $LD_LIBRARY_PATH",
+            f"set -gx PATH {quoted(str(root / 'bin'))} $PATH",
         ]
     library, tools = (shlex.quote(str(root / part)) for part in ("lib", "bin"))
     return [
-        f"export {variable}={shlex.quote(str(root))}",
+        *(f"export {variable}={shlex.quote(value)}" for variable, value in own.items()),
         # An empty entry would mean the working directory, so no colon is left when the variable was empty.
         f'export LD_LIBRARY_PATH={library}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
         f'export PATH={tools}":$PATH"',
     ]
-
-
-_PARTS = ("", "lib", "bin")

@@ -15,6 +15,7 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
     max_rank, max_batch, max_seq, max_elements    int or None
     bfloat16_emulation        bool
     memory_bytes              size of the off-chip memory or None; unified: bool
+    host_memory               how tensors of the host reach the chip: "copy", "lazy", "map", or "auto" (map where it can)
     dtypes                    names, as in tensor.supported_dtypes
     layouts                   all that some unit supports, in order of mention; [] when no unit says
     default_layout, on_unsupported_dtype    text
@@ -93,6 +94,7 @@ def lower(descriptor: Descriptor) -> dict[str, Any]:
         "bfloat16_emulation": limits.bfloat16_emulation,
         "memory_bytes": off_chip.size if off_chip else None,
         "unified": bool(off_chip and off_chip.unified),
+        "host_memory": _host_memory(off_chip, adapter),
         "dtypes": list(hcd.tensor.supported_dtypes),
         "layouts": _layouts(hcd),
         "default_layout": hcd.tensor.default_layout,
@@ -114,6 +116,13 @@ def lower(descriptor: Descriptor) -> dict[str, Any]:
         "overheads": _overheads(hcd.overheads or model.Overheads()),
         "power": _power(hcd.power or model.Power()),
     }
+
+
+def _host_memory(off_chip: model.OffChipMemory | None, adapter: model.Adapter) -> str:
+    """How tensors of the host reach the chip. A chip without an adapter library works on the host's memory."""
+    if off_chip and off_chip.host_memory:
+        return off_chip.host_memory
+    return "auto" if (off_chip and off_chip.unified) or adapter.style == "pybind" else "copy"
 
 
 def _absolute(descriptor: Descriptor, field: str) -> str | None:

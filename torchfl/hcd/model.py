@@ -129,6 +129,7 @@ class MemoryLevel(Section):
 
 class OffChipMemory(MemoryLevel):
     unified: bool = False
+    host_memory: Literal["map", "lazy", "copy"] | None = None
 
 
 class Memory(Section):

@@ -42,7 +42,7 @@ struct TileGrid {
 };
 
 // Tiles as large as the cache likes, but enough of them for all threads.
-TileGrid choose_tiles(int64_t m, int64_t n, const GemmKernel& kernel) {
+TileGrid choose_tiles(int64_t m, int64_t n, const silicon::RegisterKernel& kernel) {
   TileGrid t{std::min(round_up(m, kernel.mr), kTileRows / kernel.mr * kernel.mr),
              std::min(round_up(n, kernel.nr), kTileColumns)};
   int64_t wanted = 3 * compute_threads();
@@ -52,7 +52,7 @@ TileGrid choose_tiles(int64_t m, int64_t n, const GemmKernel& kernel) {
   return t;
 }
 
-void multiply_tile(const Packed& a, const Packed& b, const GemmKernel& kernel, int64_t row, int64_t column,
+void multiply_tile(const Packed& a, const Packed& b, const silicon::RegisterKernel& kernel, int64_t row, int64_t column,
                    int64_t rows, int64_t columns, float* sums, int64_t ld, bool add) {
   for (int64_t block = 0; block < b.blocks(); block++) {
     int64_t terms = std::min(kBlock, b.kc - block * kBlock);
@@ -70,7 +70,7 @@ void multiply_tile(const Packed& a, const Packed& b, const GemmKernel& kernel, i
 
 void gemm(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, SinkFn sink, void* context, int thread) {
   if (!m || !n) return;
-  const GemmKernel& kernel = gemm_kernel();
+  const silicon::RegisterKernel& kernel = silicon::register_kernel();
   int64_t chunk_k = std::min(std::max<int64_t>(k, 1), kChunkTerms);
   int64_t chunk_m =
       std::min(round_up(m, kernel.mr), std::max<int64_t>(kChunkFloats / chunk_k / kernel.mr, 8) * kernel.mr);

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 
+#include "register_kernel.h"
 #include "sim.h"
 
 namespace npu {
@@ -55,13 +56,6 @@ void store_floats(const float* values, int64_t n, void* data, int32_t dtype, int
 constexpr int64_t kPackTerms = 256;
 void pack_panel(const Operand& operand, int64_t first, int64_t count, int64_t width, int64_t k0, int64_t kc,
                 float* panel);
-
-// The register kernel: c[0..rows)[0..nr) (+)= sum over kc of a[k][i] * b[k][j], a packed mr wide, b packed nr wide.
-struct GemmKernel {
-  int mr, nr;
-  void (*run)(int rows, int columns, int64_t kc, const float* a, const float* b, float* c, int64_t ldc, bool add);
-};
-const GemmKernel& gemm_kernel();  // the best for this CPU
 
 // Scratch slots of the units in this folder; the engine's own come first.
 enum ScratchSlot { kPackedA, kPackedB, kSums, kTile, kImage, kGradImage, kGradWeight, kTables };

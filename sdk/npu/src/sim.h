@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "npu_v3_sdk.h"
+#include "numbers.h"
 
 namespace npu {
 
@@ -96,19 +97,13 @@ int compute_threads();
 // Scratch memory of one compute thread, kept between calls; valid until the next call with the same thread and slot.
 void* scratch(int thread, int slot, size_t bytes);
 
-// Conversions, in bulk and vectorised where the CPU can (F16C, AVX-512), round to nearest even.
-void half_to_float(const uint16_t* in, float* out, int64_t n);
-void float_to_half(const float* in, uint16_t* out, int64_t n);
-void bf16_to_float(const uint16_t* in, float* out, int64_t n);
-void float_to_bf16(const float* in, uint16_t* out, int64_t n);
-float half_to_float1(uint16_t h);
-uint16_t float_to_half1(float f);
-inline float bf16_to_float1(uint16_t b) {
-  uint32_t u = uint32_t(b) << 16;
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
-}
-uint16_t float_to_bf161(float f);
+using silicon::bf16_to_float;
+using silicon::bf16_to_float1;
+using silicon::float_to_bf16;
+using silicon::float_to_bf161;
+using silicon::float_to_half;
+using silicon::float_to_half1;
+using silicon::half_to_float;
+using silicon::half_to_float1;
 
 }  // namespace npu

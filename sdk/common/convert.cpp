@@ -5,14 +5,14 @@
 // runs.
 #include <cstring>
 
-#include "sim.h"
+#include "numbers.h"
 
 #if defined(__x86_64__) || defined(__i386__)
-#define NPU_X86 1
+#define SILICON_X86 1
 #include <immintrin.h>
 #endif
 
-namespace npu {
+namespace silicon {
 
 namespace {
 
@@ -76,12 +76,12 @@ void float_to_bf16_base(const float* in, uint16_t* out, int64_t n) {
   for (int64_t i = 0; i < n; i++) out[i] = float_to_bf16_portable(in[i]);
 }
 
-#ifdef NPU_X86
+#ifdef SILICON_X86
 
-#define NPU_AVX2 __attribute__((target("avx2,f16c,fma")))
-#define NPU_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma")))
+#define SILICON_AVX2 __attribute__((target("avx2,f16c,fma")))
+#define SILICON_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma")))
 
-NPU_AVX2 void half_to_float_avx2(const uint16_t* in, float* out, int64_t n) {
+SILICON_AVX2 void half_to_float_avx2(const uint16_t* in, float* out, int64_t n) {
   int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
     _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
@@ -89,7 +89,7 @@ NPU_AVX2 void half_to_float_avx2(const uint16_t* in, float* out, int64_t n) {
   half_to_float_base(in + i, out + i, n - i);
 }
 
-NPU_AVX2 void float_to_half_avx2(const float* in, uint16_t* out, int64_t n) {
+SILICON_AVX2 void float_to_half_avx2(const float* in, uint16_t* out, int64_t n) {
   int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
     __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -98,7 +98,7 @@ NPU_AVX2 void float_to_half_avx2(const float* in, uint16_t* out, int64_t n) {
   float_to_half_base(in + i, out + i, n - i);
 }
 
-NPU_AVX2 void bf16_to_float_avx2(const uint16_t* in, float* out, int64_t n) {
+SILICON_AVX2 void bf16_to_float_avx2(const uint16_t* in, float* out, int64_t n) {
   int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
@@ -107,7 +107,7 @@ NPU_AVX2 void bf16_to_float_avx2(const uint16_t* in, float* out, int64_t n) {
   bf16_to_float_base(in + i, out + i, n - i);
 }
 
-NPU_AVX2 void float_to_bf16_avx2(const float* in, uint16_t* out, int64_t n) {
+SILICON_AVX2 void float_to_bf16_avx2(const float* in, uint16_t* out, int64_t n) {
   int64_t i = 0;
   const __m256i bias = _mm256_set1_epi32(0x7fff), one = _mm256_set1_epi32(1), quiet = _mm256_set1_epi32(0x40);
   for (; i + 8 <= n; i += 8) {
@@ -122,7 +122,7 @@ NPU_AVX2 void float_to_bf16_avx2(const float* in, uint16_t* out, int64_t n) {
   float_to_bf16_base(in + i, out + i, n - i);
 }
 
-NPU_AVX512 void half_to_float_avx512(const uint16_t* in, float* out, int64_t n) {
+SILICON_AVX512 void half_to_float_avx512(const uint16_t* in, float* out, int64_t n) {
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
     _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i))));
@@ -133,7 +133,7 @@ NPU_AVX512 void half_to_float_avx512(const uint16_t* in, float* out, int64_t n) 
   }
 }
 
-NPU_AVX512 void float_to_half_avx512(const float* in, uint16_t* out, int64_t n) {
+SILICON_AVX512 void float_to_half_avx512(const float* in, uint16_t* out, int64_t n) {
   constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
@@ -145,7 +145,7 @@ NPU_AVX512 void float_to_half_avx512(const float* in, uint16_t* out, int64_t n) 
   }
 }
 
-NPU_AVX512 void bf16_to_float_avx512(const uint16_t* in, float* out, int64_t n) {
+SILICON_AVX512 void bf16_to_float_avx512(const uint16_t* in, float* out, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) {
     __mmask16 some = n - i >= 16 ? __mmask16(0xffff) : __mmask16((1u << (n - i)) - 1);
     __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, in + i)), 16);
@@ -153,7 +153,7 @@ NPU_AVX512 void bf16_to_float_avx512(const uint16_t* in, float* out, int64_t n) 
   }
 }
 
-NPU_AVX512 void float_to_bf16_avx512(const float* in, uint16_t* out, int64_t n) {
+SILICON_AVX512 void float_to_bf16_avx512(const float* in, uint16_t* out, int64_t n) {
   const __m512i bias = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x40);
   for (int64_t i = 0; i < n; i += 16) {
     __mmask16 some = n - i >= 16 ? __mmask16(0xffff) : __mmask16((1u << (n - i)) - 1);
@@ -169,7 +169,7 @@ NPU_AVX512 void float_to_bf16_avx512(const float* in, uint16_t* out, int64_t n) 
 
 const Converters& converters() {
   static const Converters chosen = [] {
-#ifdef NPU_X86
+#ifdef SILICON_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
@@ -195,4 +195,4 @@ float half_to_float1(uint16_t h) { return half_to_float_portable(h); }
 uint16_t float_to_half1(float f) { return float_to_half_portable(f); }
 uint16_t float_to_bf161(float f) { return float_to_bf16_portable(f); }
 
-}  // namespace npu
+}  // namespace silicon
