@@ -67,7 +67,12 @@ def test_a_model_moves_without_a_byte():
 @maps
 def test_either_side_may_be_written():
     _x1()
-    for write in (lambda t: t.add_(1), lambda t: t[3].zero_(), lambda t: t.fill_(7), lambda t: t.copy_(torch.ones(8, 8))):
+    for write in (
+        lambda t: t.add_(1),
+        lambda t: t[3].zero_(),
+        lambda t: t.fill_(7),
+        lambda t: t.copy_(torch.ones(8, 8)),
+    ):
         x = torch.randn(8, 8)
         before = x.clone()
         y = x.to("xpu")
