@@ -438,9 +438,9 @@ def _add(
         c.default_generator(index).manual_seed(torch.initial_seed())
     if chip.missing_kernels:
         log.warning(
-            "%s: the descriptor names kernels that %s does not have, so those rows are passed over: %s",
+            "%s: the descriptor names kernels that %s, so those rows are passed over: %s",
             chip.name,
-            "no wrapper module" if style == "pybind" and not wrappers else library.name,
+            "no wrapper module has" if style == "pybind" else f"{library.name} does not have",
             ", ".join(sorted(set(chip.missing_kernels))),
         )
     return chip

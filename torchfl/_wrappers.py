@@ -146,7 +146,12 @@ def load(lowered: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Path]
         for name in _names(lowered):
             function = getattr(module, name, None)
             if callable(function) and name not in found:
-                found[name] = {"function": function, "source": str(path), **signature(function)}
+                found[name] = {
+                    "function": function,
+                    "source": str(path),
+                    "stands_for": _stands_for(lowered["fallback"], name),
+                    **signature(function),
+                }
     if not modules:
         folder = Path(lowered["descriptor"]).parent
         log.warning(
@@ -156,6 +161,13 @@ def load(lowered: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Path]
             lowered["adapter"]["runtime"] or "...",
         )
     return found, modules
+
+
+def _stands_for(fallback: dict[str, Any], name: str) -> dict[str, str]:
+    """The operators that a function is the fallback of, as they reach a backend, and as the descriptor names them."""
+    return {
+        op.partition(".")[0]: fallback["declared"][op] for op, choice in fallback["ops"].items() if choice == name
+    }
 
 
 def _names(lowered: dict[str, Any]) -> list[str]:
