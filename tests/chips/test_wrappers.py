@@ -266,6 +266,7 @@ print([r["target"] for r in torchfl.stats() if "add" in r["op"]], torchfl.chips(
     assert run(code, tmp_path).out == f"['toy_add'] {module}\n"
 
 
+@pytest.mark.slow
 def test_the_scaffold_builds_and_passes_its_own_test(tmp_path):
     def command(*args, **env):
         ran = subprocess.run(

@@ -20,7 +20,8 @@ from torchfl.cli.console import note, out, out_json, plural
 from torchfl.errors import LoadError
 
 _TORCH = re.compile(
-    r"#\s*include\s*[<\"](?:torch/|ATen/|c10/|torchfl/uba_aten\.h)|TORCH_EXTENSION_NAME|PYBIND11_MODULE"
+    r"#\s*include\s*[<\"](?:torch/|ATen/|c10/|torchfl/uba_aten\.h|pybind11/|Python\.h)|TORCH_EXTENSION_NAME"
+    r"|PYBIND11_MODULE"
 )
 
 
