@@ -403,7 +403,7 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     _loaded[device_type] = chip
     if chip.count > 0:
         _stock_faults.install(engine_patches)
-        if c.shares_host_memory():
+        if lowered["host_memory"] != "copy" or os.environ.get("TORCHFL_HOST_MEMORY"):
             _exports.install(c, engine_patches)
     if is_first:
         _processes.install(c, engine_patches)

@@ -237,7 +237,6 @@ py::dict add_chip(const py::dict& lowered, const std::string& library, const std
   }
   register_hooks();
   register_routes();
-  if (entry.chip.host_memory != "copy" || std::getenv("TORCHFL_HOST_MEMORY") != nullptr) unified::install();
   give_devices_autograd_threads();
   return chip_info(entry);
 }
@@ -511,7 +510,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("forget_plans", &forget_plans);
   m.def("stream_handle",
         [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
-  m.def("shares_host_memory", &unified::installed);
   m.def("note_exported", &unified::exported);
   // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.
   m.def("data_address", [](const at::Tensor& tensor) {
