@@ -343,9 +343,7 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 
 
 def _activate(lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
-    type_name = _device_name.current() if _loaded else _device_name.choose(
-        lowered["device_type"], lowered["variant"]
-    )
+    type_name = _device_name.current() if _loaded else _device_name.choose(lowered["device_type"], lowered["variant"])
     c = engine()
     wrappers: dict[str, dict[str, Any]] = {}
     if style == "pybind":
