@@ -343,9 +343,7 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 
 
 def _activate(lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
-    type_name = _device_name.current() if _loaded else _device_name.choose(
-        lowered["device_type"], lowered["variant"]
-    )
+    type_name = _device_name.current() if _loaded else _device_name.choose(lowered["device_type"], lowered["variant"])
     c = engine()
     wrappers: dict[str, dict[str, Any]] = {}
     if style == "pybind":
@@ -438,9 +436,9 @@ def _add(
         c.default_generator(index).manual_seed(torch.initial_seed())
     if chip.missing_kernels:
         log.warning(
-            "%s: the descriptor names kernels that %s does not have, so those rows are passed over: %s",
+            "%s: the descriptor names kernels that %s, so those rows are passed over: %s",
             chip.name,
-            "no wrapper module" if style == "pybind" and not wrappers else library.name,
+            "no wrapper module has" if style == "pybind" else f"{library.name} does not have",
             ", ".join(sorted(set(chip.missing_kernels))),
         )
     return chip

@@ -137,7 +137,7 @@ def load(lowered: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Path]
     for path in modules_of(lowered):
         if not _fits(path):
             log.warning(
-                "%s: %s was built for another Python than this %s and is passed over; build it again with torchfl-build",
+                "%s: %s was built for another Python than this %s, so it is passed over; torchfl-build builds it again",
                 *(lowered["name"], path, ".".join(map(str, sys.version_info[:2]))),
             )
             continue
@@ -146,7 +146,12 @@ def load(lowered: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Path]
         for name in _names(lowered):
             function = getattr(module, name, None)
             if callable(function) and name not in found:
-                found[name] = {"function": function, "source": str(path), **signature(function)}
+                found[name] = {
+                    "function": function,
+                    "source": str(path),
+                    "stands_for": _stands_for(lowered["fallback"], name),
+                    **signature(function),
+                }
     if not modules:
         folder = Path(lowered["descriptor"]).parent
         log.warning(
@@ -156,6 +161,11 @@ def load(lowered: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Path]
             lowered["adapter"]["runtime"] or "...",
         )
     return found, modules
+
+
+def _stands_for(fallback: dict[str, Any], name: str) -> dict[str, str]:
+    """The operators that a function is the fallback of, as they reach a backend, and as the descriptor names them."""
+    return {op.partition(".")[0]: fallback["declared"][op] for op, choice in fallback["ops"].items() if choice == name}
 
 
 def _names(lowered: dict[str, Any]) -> list[str]:
@@ -179,9 +189,9 @@ def _open(lowered: dict[str, Any], runtime: Path) -> None:
         _opened(os.fspath(runtime))
     except OSError as error:
         text = str(error).removeprefix(f"{runtime}: ")
-        fix = "put the folders of what it needs into LD_LIBRARY_PATH" if "cannot open shared" in text else (
-            f"look with `nm -D {runtime}` and `ldd {runtime}` for what it needs and whether this machine has it"
-        )
+        fix = f"`nm -D {runtime}` and `ldd {runtime}` say what it needs and whether this machine has it"
+        if "cannot open shared" in text:
+            fix = "put the folders of what it needs into LD_LIBRARY_PATH"
         raise LoadError(f"{lowered['name']}: failed to load {runtime.name}: {text}; {fix}") from error
 
 

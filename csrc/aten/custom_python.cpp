@@ -153,6 +153,7 @@ std::shared_ptr<AtenHandler> wrapper_from(const std::string& name, const py::dic
   wrapper->callable = py::object(facts["function"]).release().ptr();
   wrapper->parameters = facts["parameters"].cast<int>();
   wrapper->takes_tensor = facts["takes_tensor"].cast<std::vector<bool>>();
+  wrapper->stands_for = facts["stands_for"].cast<std::map<std::string, std::string>>();
   auto handler = std::make_shared<AtenHandler>();
   handler->op = name;
   handler->wrapper = std::move(wrapper);

@@ -8,7 +8,7 @@
 namespace torchfl {
 
 struct AtenHandler;
-// A function of a pybind module as a kernel of that name: {"function", "source", "parameters", "takes_tensor"}.
+// A function of a pybind module as a kernel of that name (torchfl/_wrappers.py says what `facts` are).
 std::shared_ptr<AtenHandler> wrapper_from(const std::string& name, const pybind11::dict& facts);  // custom_python.cpp
 
 void define_composer(pybind11::module_& m);  // composer_python.cpp

@@ -615,7 +615,9 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     plan.kind = Plan::Kind::handler;
     plan.handler = handler->second;
     if (plan.handler->wrapper) {
-      plan.form = authors_form(row.declared, op);
+      const auto& fallbacks = plan.handler->wrapper->stands_for;
+      const auto fallback = row.custom ? fallbacks.find(op.schema.name) : fallbacks.end();
+      plan.form = authors_form(fallback == fallbacks.end() ? row.declared : fallback->second, op);
       plan.shapes_known = true;
     }
   } else {

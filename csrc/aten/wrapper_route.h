@@ -11,6 +11,7 @@
 // takes the next path, as does one that raises NotImplementedError. Every other exception reaches the caller with the
 // names of operator, chip and function.
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,11 +21,12 @@
 namespace torchfl {
 
 struct Wrapper {
-  std::string name;                // "x1_conv2d"
-  std::string source;              // file of its module
-  void* callable = nullptr;        // the Python function, never let go of
-  int parameters = -1;             // that it takes; -1: not known
-  std::vector<bool> takes_tensor;  // by parameter: a tensor and never None
+  std::string name;                               // "x1_conv2d"
+  std::string source;                             // file of its module
+  void* callable = nullptr;                       // the Python function, never let go of
+  int parameters = -1;                            // that it takes; -1: not known
+  std::vector<bool> takes_tensor;                 // by parameter: a tensor and never None
+  std::map<std::string, std::string> stands_for;  // as a fallback: operator that reaches the backend -> as declared
 };
 
 // A call in the words of the row's author.

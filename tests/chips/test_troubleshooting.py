@@ -103,7 +103,9 @@ def test_the_same_is_told_when_it_is_built(newer):
 
 @pytest.mark.parametrize("value", ["/nowhere", None])
 def test_a_runtime_that_is_not_there(newer, value):
-    code = "import torchfl\ntry:\n    torchfl.init()\nexcept Exception as error:\n    print(type(error).__name__, error)"
+    code = (
+        "import torchfl\ntry:\n    torchfl.init()\nexcept Exception as error:\n    print(type(error).__name__, error)"
+    )
     text = run(code, newer, X1_LIB_PATH=value).out if value else run(
         "import os; os.environ.pop('X1_LIB_PATH'); " + code.replace("\n", "\n"), newer
     ).out  # fmt: skip
@@ -228,5 +230,3 @@ def test_6_a_device_file_that_extends_another(module, tmp_path):  # noqa: F811
     assert ran.code == 0, ran.err[-3000:]
     row = next(line for line in ran.out.splitlines() if line.startswith("aten::conv"))
     assert row.split()[1:3] == ["native", "x1_conv2d"]
-
-

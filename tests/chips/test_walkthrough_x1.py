@@ -150,7 +150,8 @@ for model, data in ((net, x), (twin, x.to("xpu"))):
     model(data).square().mean().backward()
 told["gradient"] = (net.weight.grad - twin.weight.grad.cpu()).abs().max().item()
 told["explain"] = torchfl.explain("aten::conv2d", torch.empty(1, 3, 8, 8, device="meta"),
-                                  torch.empty(4, 3, 3, 3, device="meta"), device="xpu")
+                                  torch.empty(4, 3, 3, 3, device="meta"),
+                                  None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, device="xpu")
 with torch.no_grad():
     compiled = torch.compile(twin, backend="eager")
     told["compiled"] = (compiled(x.to("xpu")).cpu() - net(x)).abs().max().item()

@@ -65,7 +65,11 @@ def run(code: str, folder: Path | None, *, timeout: float = 200, **env: str) -> 
     if folder is not None:
         env = {"TORCHFL_DEVICE_DIR": str(folder), **env}
     ran = subprocess.run(
-        [sys.executable, "-c", code], env=environment(**variables(**env)), capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-c", code],
+        env=environment(**variables(**env)),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 

@@ -20,7 +20,8 @@ from torchfl.cli.console import note, out, out_json, plural
 from torchfl.errors import LoadError
 
 _TORCH = re.compile(
-    r"#\s*include\s*[<\"](?:torch/|ATen/|c10/|torchfl/uba_aten\.h)|TORCH_EXTENSION_NAME|PYBIND11_MODULE"
+    r"#\s*include\s*[<\"](?:torch/|ATen/|c10/|torchfl/uba_aten\.h|pybind11/|Python\.h)|TORCH_EXTENSION_NAME"
+    r"|PYBIND11_MODULE"
 )
 
 
@@ -57,7 +58,8 @@ def build(
 
     \b
     In a chip's folder the descriptor says what is needed: adapter.library is what to build (by default
-    libuba_<device type>.so, of style pybind a module called like its source), adapter.sdk where include/ and lib/ are, adapter.runtime the one library to link,
+    libuba_<device type>.so, of style pybind a module called like its source), adapter.sdk where include/ and lib/
+    are, adapter.runtime the one library to link,
     adapter.header a header of the SDK. Sources are the *.c and *.cpp in it and in its src/.
     With --name, a C++ source becomes NAME.cpython-*.so, which PyTorch's Python can import too. Headers are also looked
     for in include/ beside a library given by --link.

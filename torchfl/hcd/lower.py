@@ -15,7 +15,7 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
     max_rank, max_batch, max_seq, max_elements    int or None
     bfloat16_emulation        bool
     memory_bytes              size of the off-chip memory or None; unified: bool
-    host_memory               how tensors of the host reach the chip: copy, lazy, map; auto: map where it can be
+    host_memory               how tensors of the host reach the chip: "copy", "lazy", "map", or "auto" (map, if it can)
     dtypes                    names, as in tensor.supported_dtypes
     layouts                   all that some unit supports, in order of mention; [] when no unit says
     default_layout, on_unsupported_dtype    text
@@ -34,8 +34,9 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
     fusions                   like ops, one row for each chain that the names resolve to: "name", "ops" (as written),
                               "chain" ("aten::relu", "aten::add.Tensor") instead of path; op and overload are None
     instructions              like ops: op is "uba::vadd", declared "vadd", overload None, path 0
-    fallback                  {"default", "ops": {resolved operator: route}, "budget": {"calls", "bytes"}}; operators
-                              with their overload, where the file names one that is the same there
+    fallback                  {"default", "ops": {resolved operator: route}, "declared": {resolved operator: name in
+                              the file}, "budget": {"calls", "bytes"}}; operators with their overload, where the file
+                              names one that is the same there
     autocast                  {"dtype", "lower_precision", "fp32", "promote"}; lists of names as written: autocast
                               acts where users call, before an operator is resolved
     compute_units             {dtype: {"unit", "count", "peak", "layouts", "clock", "energy_fj", "tile"}}
@@ -108,6 +109,7 @@ def lower(descriptor: Descriptor) -> dict[str, Any]:
             "ops": {
                 target: route for name, route in hcd.fallback.ops.items() for target in opnames.resolve_exactly(name)
             },
+            "declared": {target: name for name in hcd.fallback.ops for target in opnames.resolve_exactly(name)},
             "budget": (hcd.fallback.budget or model.Budget()).model_dump(),
         },
         "autocast": _autocast(hcd),
