@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from torchfl import profiler as profiler
     from torchfl._as_cuda import as_cuda
+    from torchfl._default_device import set_default_device
     from torchfl._engine import (
         LoadedChip,
         chips,
@@ -58,6 +59,7 @@ __all__ = [
     "profiler",
     "register_fallback",
     "reset_stats",
+    "set_default_device",
     "shutdown",
     "stats",
     "step",
@@ -74,6 +76,7 @@ _HOME = {
     "VersionError": "torchfl.errors",
     "as_cuda": "torchfl._as_cuda",
     "get_include": "torchfl._paths",
+    "set_default_device": "torchfl._default_device",
 }
 
 #: Modules of the package that are there without an import of their own.

@@ -14,7 +14,7 @@ import os
 from types import TracebackType
 from typing import Any
 
-from torchfl import _children
+from torchfl import _children, _device_name, _registry
 from torchfl._patches import Patches
 from torchfl.errors import LoadError
 
@@ -75,15 +75,15 @@ def as_cuda(*, force: bool = False) -> AsCuda:
 def _load_one(engine: Any) -> None:
     """The chips that someone has named; else, since a script for CUDA takes its devices to be alike and able, the one
     shipped chip that declares the most operators and instructions."""
-    chips, named = _children.default_chips()
-    if named:
+    sources = _registry.chips()
+    if any(source.named for source in sources):
         engine.init()
         return
     from torchfl.hcd import kept
 
-    able = {chip: kept.lowered(chip, lambda warning: None) for chip in chips}
+    able = {source.chip: kept.lowered(source.path, lambda warning: None) for source in sources}
     reasons = ""
-    for chip in sorted(chips, key=lambda chip: -len(able[chip]["ops"]) - len(able[chip]["instructions"])):
+    for chip in sorted(able, key=lambda chip: -len(able[chip]["ops"]) - len(able[chip]["instructions"])):
         try:
             engine.load(chip)
             return
@@ -101,7 +101,7 @@ def _engage(torch: Any, engine: Any) -> None:
     _device_module.make_known(c, "cuda", 0, chip.count)
     _patches.on_undo(lambda: c.remove_device_name("cuda"))
     reason = c.show_device_name("cuda")
-    _patches.on_undo(lambda: c.show_device_name(""))
+    _patches.on_undo(lambda: _device_name.show_again(c))
     if reason:
         raise LoadError(f"CUDA's names cannot be translated: {reason}")
 

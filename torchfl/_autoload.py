@@ -15,9 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import threading
-from pathlib import Path
 from typing import Any
 
 SWITCH = "TORCHFL_AUTOLOAD"
@@ -72,38 +70,17 @@ def _start() -> str:
 
 def names() -> dict[str, str]:
     """Device types of the chips that `torchfl.init()` would load, as their descriptors state them, with those."""
-    from torchfl import _children, _device_name
-    from torchfl._paths import shipped_chips
+    from torchfl import _device_name, _registry
 
     found: dict[str, str] = {}
-    for chip in _children.default_chips()[0]:
-        path = Path(chip)
-        if not path.suffix and not path.exists():
-            path = shipped_chips().get(str(chip), path)
-        name = _stated_name(path)
+    for source in _registry.chips(say=False):
+        name = _registry.stated_type(source.path)
         if name:
-            found.setdefault(name, str(chip))
+            found.setdefault(name, source.chip)
     chosen = _device_name.requested()
     if chosen is not None:
         found[chosen] = ""
     return found
-
-
-_TYPE = re.compile(r"\bdevice_type\s*:\s*[\"']?([A-Za-z_][A-Za-z0-9_]*)")
-_PARENT = re.compile(r"^extends\s*:\s*[\"']?([^\"'\s$]+)", re.MULTILINE)
-
-
-def _stated_name(path: Path, depth: int = 4) -> str:
-    """What a descriptor, or its parent, writes as `device_type`. A hint: loading reads it properly."""
-    try:
-        text = re.sub(r"(^|\s)#.*", "", path.read_text())
-    except (OSError, ValueError):
-        return ""
-    stated = _TYPE.search(text)
-    if stated:
-        return stated.group(1)
-    parent = _PARENT.search(text)
-    return _stated_name(path.parent / parent.group(1), depth - 1) if parent and depth else ""
 
 
 def _watch(torch: Any, chips: dict[str, str]) -> str:

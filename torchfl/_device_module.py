@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchfl import _device_name
 from torchfl._device_name import UNNAMED
 from torchfl._memory import MemoryModule
 from torchfl._patches import Patches, engine_patches
@@ -451,7 +452,8 @@ def _register_locations(engine: ModuleType) -> None:
     def tag(storage: Any) -> str | None:
         if storage.device.type != torch._C._get_privateuse1_backend_name():
             return None
-        return str(storage.device) if engine.shown_device_name() else str(engine.label(storage.device.index))
+        other_name = engine.shown_device_name() not in ("", _device_name.shown())
+        return str(storage.device) if other_name else str(engine.label(storage.device.index))
 
     def restore(storage: Any, location: str) -> Any:
         name, _, index = location.partition(":")

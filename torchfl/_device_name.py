@@ -3,12 +3,15 @@
 Contract: the first chip's `device_type` names it, unless the user asks for another name (by
 `torchfl.init(device_name=...)` or `TORCHFL_DEVICE_NAME`). PyTorch takes the name once a process, so it is settled when
 the first chip is loaded; the chips' names go on working beside it. A chosen name means the devices of all chips.
+PyTorch does not let the type have the name of a device type of its own. Where the first chip is called so ("xpu:x1"),
+the type takes the variant's name (x1), and is printed and read by the chip's.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from types import ModuleType
 from typing import Any
 
 from torchfl.errors import LoadError
@@ -73,14 +76,14 @@ def current() -> str:
 _ours: str | None = None  # what this package has named the type
 
 
-def choose(device_type: str) -> str:
+def choose(device_type: str, variant: str | None = None) -> str:
     """The name that the type is to have, with `device_type` as its first chip.
 
     Raises LoadError if another backend has named it, or the name is taken.
     """
     import torch
 
-    name, now = requested() or device_type, current()
+    name, now = requested() or _own_name(device_type, variant), current()
     if now != UNNAMED and now == _ours:
         return now  # a process that was shut down keeps the name, as PyTorch does
     if now != UNNAMED:
@@ -94,6 +97,42 @@ def choose(device_type: str) -> str:
         if name != device_type and name in taken:
             raise LoadError(f"device name '{name}': {what}.{name} is PyTorch's own; choose another name")
     return name
+
+
+def _own_name(device_type: str, variant: str | None) -> str:
+    if device_type not in _TAKEN:
+        return device_type
+    import torch
+
+    for name in (variant or "", f"{device_type}_{variant}", f"{device_type}_chip"):
+        try:
+            check(name)
+        except LoadError:
+            continue
+        if not any(hasattr(owner, name) for owner in (torch.Tensor, torch.nn.Module)) and name not in vars(torch):
+            return name
+    raise LoadError(f"'{device_type}' is a device type of PyTorch's own, and no other name is free")
+
+
+_shown = ""  # what this package has it printed as, if that is not its name
+
+
+def show(engine: ModuleType, device_type: str) -> None:
+    """Have the type printed as its first chip is called, where PyTorch does not let it have that name."""
+    global _shown
+    _shown = device_type if device_type in _TAKEN and requested() is None else ""
+    reason = show_again(engine)
+    if reason:
+        raise LoadError(f"the device name '{device_type}' cannot be printed: {reason}; choose another by {VARIABLE}")
+
+
+def show_again(engine: ModuleType) -> str:
+    """After another name was shown for a while."""
+    return str(engine.show_device_name(_shown))
+
+
+def shown() -> str:
+    return _shown
 
 
 def give(name: str) -> None:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchfl import _autoload, _budget, _children, _device_name, hcd
+from torchfl import _autoload, _before_torch, _budget, _children, _device_name, _registry, _wrappers, hcd
 from torchfl._native import engine, log
 from torchfl._patches import engine_patches
 from torchfl._paths import shipped_chips
 from torchfl.errors import LoadError
+
+if TYPE_CHECKING:
+    from torchfl._before_torch import PlannedChip
 
 
 @dataclass
@@ -45,6 +49,7 @@ class LoadedChip:
 _read: dict[str, dict[str, Any]] = {}  # descriptors, lowered, by device type, in the order they were read
 _loaded: dict[str, LoadedChip] = {}
 _lowered: dict[str, dict[str, Any]] = {}  # by device type
+_read_before: dict[Path, dict[str, Any]] = {}  # by file: of chips that were planned and are not loaded yet
 _parked: dict[str, LoadedChip] = {}  # loaded before `shutdown`; PyTorch keeps their indices
 
 
@@ -78,8 +83,8 @@ def load_uba(device_type: str, path: str | Path | None = None) -> LoadedChip:
         raise LoadError(
             f"no descriptor for device type '{device_type}' was read (read: {known}): call load_hcd() first"
         )
-    library = _find_library(device_type, lowered, path)
-    return _activate(lowered, library, _style_of(library, lowered))
+    library, style = _adapter_of(device_type, lowered, path)
+    return _activate(lowered, library, style)
 
 
 def load(chip: str | Path) -> LoadedChip:
@@ -92,38 +97,81 @@ def load(chip: str | Path) -> LoadedChip:
                 f"no chip '{chip}': it is neither a file nor one of the shipped chips ({', '.join(shipped) or 'none'})"
             )
         path = shipped[str(chip)]
-    from torchfl.hcd import kept
+    return _load_file(path)
 
-    lowered = kept.lowered(path, lambda warning: log.warning("%s", warning))
+
+def _load_file(path: Path) -> LoadedChip:
+    lowered = _lowered_file(path)
+    _read_before.pop(path, None)
     _read[lowered["device_type"]] = lowered
     return load_uba(lowered["device_type"])
 
 
-def init(*chips_to_load: str | Path, device_name: str | None = None) -> list[LoadedChip]:
-    """Load chips: those given, else those named in TORCHFL_CHIPS (separated by commas), else every shipped one whose
-    adapter can be loaded here. Returns all loaded chips. Calling it again is harmless.
+def _lowered_file(path: Path) -> dict[str, Any]:
+    """Read, unless it was before; its warnings go to the log once."""
+    if path not in _read_before:
+        from torchfl.hcd import kept
+
+        _read_before[path] = kept.lowered(path, lambda warning: log.warning("%s", warning))
+    return _read_before[path]
+
+
+def descriptor_for(source: _registry.Source) -> dict[str, Any]:
+    """The descriptor of a chip that is to be loaded by `load_sources`."""
+    return _lowered_file(source.path)
+
+
+def init(*chips_to_load: str | Path, device_name: str | None = None) -> list[LoadedChip] | list[PlannedChip]:
+    """Load chips: those given; else those whose descriptors lie in the folders of TORCHFL_DEVICE_DIR, and then those
+    named in TORCHFL_CHIPS (separated by commas), or, if that is not set, those of installed distributions (entry points
+    `torchfl.chips`) and the shipped ones that can be loaded here. Of one device type the first is loaded. Calling it
+    again is harmless. Returns all loaded chips.
+
+    Before `import torch` it imports no torch: it reads and checks the descriptors, raises for what is wrong with them,
+    and has the chips loaded as soon as torch is imported. Then it returns the chips that are to be, with `name`,
+    `device_type` and `descriptor`.
 
     `device_name` (or TORCHFL_DEVICE_NAME) is what PyTorch calls the device type, instead of the first chip's name: for
     code that was written for another name. Raises LoadError if it cannot be that, or comes too late.
     """
     _device_name.request(device_name)
-    wanted, explicit = list(chips_to_load), True
-    if not wanted:
-        wanted, explicit = _children.default_chips()
-        if not explicit and _loaded:
-            return chips()
-    for chip in wanted:
-        try:
-            load(chip)
-        except (LoadError, engine().LoadError) as error:
-            if explicit:
-                raise
-            log.info("%s is not usable here: %s", chip, error)
+    wanted = [_registry.Source(str(chip), "the call") for chip in chips_to_load] or _registry.chips()
+    if not _before_torch.is_time():
+        return _before_torch.plan(wanted)
+    planned = _before_torch.take()
+    if _loaded:  # what nobody has named does not join chips that somebody chose
+        wanted = [source for source in wanted if source.named]
+    load_sources([*planned, *wanted])
     return chips()
 
 
+def load_sources(sources: list[_registry.Source]) -> None:
+    """Load chips, the first of each device type. Raises for one that somebody named; others are told of in the log."""
+    for source in sources:
+        try:
+            if source.origin == "the call":
+                load(source.chip)
+                continue
+            lowered = descriptor_for(source)
+            here = _loaded.get(lowered["device_type"])
+            if here is None:
+                _load_file(source.path)
+            elif here.descriptor != lowered["descriptor"]:
+                log.info(
+                    "%s (%s) is passed over: device type '%s' is that of %s (%s) already",
+                    *(source.path, source.origin, here.device_type, here.name, here.descriptor),
+                )
+        except (LoadError, hcd.DescriptorError, engine().LoadError) as error:
+            if source.named:
+                raise
+            log.info("%s is not usable here: %s", source.chip, error)
+
+
 def chips() -> list[LoadedChip]:
-    """The chips of this process, in the order they were loaded."""
+    """The chips of this process, in the order they were loaded. What `init` has put off until `import torch` is loaded
+    for it."""
+    if planned := _before_torch.take():
+        load_sources(planned)
     return list(_loaded.values())
 
 
@@ -249,6 +297,22 @@ def register_fallback(op: str, function: Callable[..., Any] | None, device: str 
 # ---------------------------------------------------------------------------------------------- the parts of loading
 
 
+def _adapter_of(device_type: str, lowered: dict[str, Any], path: str | Path | None) -> tuple[Path, str]:
+    """The library to open, and how: a vendor's one if pybind modules hold the kernels, else an adapter."""
+    if lowered["adapter"]["style"] == "pybind" and path is None and not _has_adapter(device_type, lowered):
+        return Path(lowered["adapter"]["runtime"] or ""), "pybind"
+    library = _find_library(device_type, lowered, path)
+    return library, _style_of(library, lowered)
+
+
+def _has_adapter(device_type: str, lowered: dict[str, Any]) -> bool:
+    """Whether a chip whose descriptor is of the pybind style has an adapter all the same."""
+    if lowered["adapter_library"]:
+        return not _wrappers.is_module(Path(lowered["adapter_library"]))
+    folder = Path(lowered["descriptor"]).parent
+    return any(True for pattern in ("uba_", "libuba_") for _ in folder.glob(f"{pattern}{device_type}*.so"))
+
+
 def _find_library(device_type: str, lowered: dict[str, Any], path: str | Path | None) -> Path:
     if path is not None or lowered["adapter_library"]:
         library = Path(path if path is not None else lowered["adapter_library"]).absolute()
@@ -279,8 +343,18 @@ def _style_of(library: Path, lowered: dict[str, Any]) -> str:
 
 
 def _activate(lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
-    type_name = _device_name.current() if _loaded else _device_name.choose(lowered["device_type"])
-    chip = _add(engine(), lowered, library, style)
+    type_name = _device_name.current() if _loaded else _device_name.choose(
+        lowered["device_type"], lowered["variant"]
+    )
+    c = engine()
+    wrappers: dict[str, dict[str, Any]] = {}
+    if style == "pybind":
+        c.set_wrapper_errors(_wrappers.told)
+        wrappers, modules = _wrappers.load(lowered)
+        lowered = _wrappers.known_fallbacks(lowered, wrappers)
+    chip = _add(c, lowered, library, style, wrappers)
+    if style == "pybind":
+        chip.adapter = os.pathsep.join(map(str, modules))
     _attach(chip, lowered, type_name)
     return chip
 
@@ -324,10 +398,12 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     if unit and unit["enabled"] and unit["beyond"] == "error":
         _attention.install()
     _device_module.register(c, chip, lowered, type_name, is_first=is_first)
+    if is_first:
+        _device_name.show(c, device_type)
     _loaded[device_type] = chip
     if chip.count > 0:
         _stock_faults.install(engine_patches)
-        if c.shares_host_memory():
+        if lowered["host_memory"] != "copy" or os.environ.get("TORCHFL_HOST_MEMORY"):
             _exports.install(c, engine_patches)
     if is_first:
         _processes.install(c, engine_patches)
@@ -338,11 +414,13 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     _children.remember(chip.descriptor for chip in _loaded.values())
 
 
-def _add(c: ModuleType, lowered: dict[str, Any], library: Path, style: str) -> LoadedChip:
+def _add(
+    c: ModuleType, lowered: dict[str, Any], library: Path, style: str, wrappers: dict[str, dict[str, Any]]
+) -> LoadedChip:
     """Open the adapter and count its devices, for good."""
     import torch
 
-    info = c.add_chip(lowered, str(library), style)
+    info = c.add_chip(lowered, str(library) if library.name else "", style, wrappers)
     chip = LoadedChip(
         name=info["name"],
         device_type=lowered["device_type"],
@@ -362,7 +440,7 @@ def _add(c: ModuleType, lowered: dict[str, Any], library: Path, style: str) -> L
         log.warning(
             "%s: the descriptor names kernels that %s does not have, so those rows are passed over: %s",
             chip.name,
-            library.name,
+            "no wrapper module" if style == "pybind" and not wrappers else library.name,
             ", ".join(sorted(set(chip.missing_kernels))),
         )
     return chip
@@ -373,7 +451,8 @@ def _resume() -> None:
     parked = sorted(_parked.values(), key=lambda chip: chip.first_index)
     _parked.clear()
     for chip in parked:
-        _attach(chip, _lowered[chip.device_type], _device_name.choose(chip.device_type))
+        lowered = _lowered[chip.device_type]
+        _attach(chip, lowered, _device_name.choose(chip.device_type, lowered["variant"]))
 
 
 def lowered_of(chip: LoadedChip) -> dict[str, Any]:

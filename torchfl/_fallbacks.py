@@ -3,13 +3,16 @@
 Contract: the engine decides when one runs (docs/routing.md) and calls `_call` under the GIL, with the arguments of the
 operator's functional form. A function gets them as a kernel of torch.library does: arguments that end the list at their
 default are left out, keyword-only ones go by name. It returns what the operator returns, on the device or on the CPU,
-or NotImplemented to have the next path. Modules are imported at the first call that needs them.
+or NotImplemented to have the next path. Modules are imported at the first call that needs them; one that lies beside
+the chip's descriptor goes before all others of its name.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +25,7 @@ from torchfl.hcd import opnames
 BRIDGE = "onnxruntime"
 
 _registered: dict[tuple[str, int], Callable[..., Any]] = {}  # (operator, device index or -1) -> function
-_found: dict[str, Callable[..., Any]] = {}  # "package.module:function" -> function
+_found: dict[tuple[str, str], Callable[..., Any]] = {}  # (folder, "package.module:function") -> function
 
 
 def install(engine: ModuleType) -> None:
@@ -96,20 +99,39 @@ def _function(route: str, name: str, overload: str, index: int) -> Callable[...,
                 return _registered[key]
     if route == BRIDGE:
         return None
-    if route not in _found:
-        _found[route] = _import(route, name)
-    return _found[route]
+    folder = _folder_of(index)
+    if (folder, route) not in _found:
+        _found[folder, route] = _import(route, name, Path(folder))
+    return _found[folder, route]
 
 
-def _import(route: str, name: str) -> Callable[..., Any]:
+def _folder_of(index: int) -> str:
+    """Where the descriptor of a device's chip lies."""
+    from torchfl._engine import chips
+
+    mine = (chip for chip in chips() if chip.first_index <= index < chip.first_index + chip.count)
+    return str(Path(next(mine).descriptor).parent)
+
+
+def _module_at(path: Path) -> ModuleType:
+    """A file as a module of its own, whatever else is called so."""
+    spec = importlib.util.spec_from_file_location(f"torchfl_beside_descriptor_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import(route: str, name: str, folder: Path) -> Callable[..., Any]:
     module_name, _, attributes = route.partition(":")
     who = f"fallback.ops names '{route}' for {name}"
+    beside = folder / f"{module_name}.py"
     try:
-        value: Any = importlib.import_module(module_name)
+        value: Any = _module_at(beside) if beside.is_file() else importlib.import_module(module_name)
     except ImportError as error:
         raise LoadError(
-            f"{who}, but module '{module_name}' cannot be imported ({error}): correct the name, install it, or put "
-            "its folder on PYTHONPATH"
+            f"{who}, but module '{module_name}' cannot be imported ({error}): correct the name, install it, put its "
+            "folder on PYTHONPATH, or the file beside the descriptor"
         ) from error
     for attribute in attributes.split("."):
         if not hasattr(value, attribute):

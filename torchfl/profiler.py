@@ -13,6 +13,7 @@ else seconds where the name says so.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,13 @@ from typing import Any, NamedTuple
 ON_CHIP = ("native", "composed")
 #: What the engine does on these paths on the host is work that the operator asked for, not overhead of dispatch.
 _HOST_WORK = ("cpu", "custom", "transfer")
+
+#: Share of the calls on the CPU beyond which the log says so, once; of fewer calls than _FEW nothing can be concluded.
+MOST_ON_CPU = 0.5
+_FEW = 8
+_warned = False
+
+log = logging.getLogger("torchfl")
 
 
 class Call(NamedTuple):
@@ -182,6 +190,15 @@ class profile:
             for (device, op, path, target, reason), calls in _composite_calls(engine()).items()
             if (made := calls - self._before.get((device, op, path, target, reason), 0)) > 0
         ]
+        self._warn()
+
+    def _warn(self) -> None:
+        """Once a process: most operators leave the chip, so that it can hardly be of use."""
+        global _warned
+        served = [call.path for call in self.calls if call.path != "transfer"]
+        if not _warned and len(served) >= _FEW and served.count("cpu") / len(served) > MOST_ON_CPU:
+            _warned = True
+            log.warning("%s", self.verdict())
 
     def __enter__(self) -> profile:
         return self.start()

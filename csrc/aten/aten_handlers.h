@@ -1,4 +1,5 @@
-// aten_handlers.h: operators served by ATen-style adapters (torchfl/uba_aten.h), as the engine keeps them.
+// aten_handlers.h: operators served by functions on ATen tensors, as the engine keeps them: of ATen-style adapters
+// (torchfl/uba_aten.h), and of pybind modules (wrapper_route.h).
 #pragma once
 #include <string>
 
@@ -7,10 +8,13 @@
 
 namespace torchfl {
 
+struct Wrapper;
+
 struct AtenHandler {
   std::string op;  // as registered: "aten::add.Tensor"
   torch::fl::OpHandler function;
   torch::fl::HandlerOptions options;
+  std::shared_ptr<Wrapper> wrapper = nullptr;  // a function of a pybind module instead (wrapper_route.h)
 };
 
 // What an adapter library registered for one device type, in a process-wide book filled by loading it.

@@ -49,4 +49,9 @@ void convert_on_device(const at::Tensor& dst, const at::Tensor& src) {
   copy_tensor(dst, src, true);
 }
 
+void deliver(const at::Tensor& target, const at::Tensor& written) {
+  const bool longer = written.sizes() != target.sizes();
+  convert_on_device(target, longer ? written.as_strided(target.sizes(), written.strides()) : written);
+}
+
 }  // namespace torchfl

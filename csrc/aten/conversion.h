@@ -12,4 +12,7 @@ namespace torchfl {
 
 void convert_on_device(const at::Tensor& dst, const at::Tensor& src);
 
+// Puts what a kernel wrote where it belongs: `written` may be longer, in another order, and of another dtype.
+void deliver(const at::Tensor& target, const at::Tensor& written);
+
 }  // namespace torchfl

@@ -3,10 +3,10 @@
 
 #include <ATen/native/Resize.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/util/FunctionRef.h>
 
 #include <mutex>
 
+#include "function_call.h"
 #include "transfer.h"
 #include "values.h"
 
@@ -30,120 +30,10 @@ const c10::OperatorHandle& served_form(const OpState& op) {
   return op.functional.has_value() ? *op.functional : op.handle;
 }
 
-std::vector<c10::IValue> arguments(const OpState& op, at::ArrayRef<c10::IValue> args) {
-  std::vector<c10::IValue> out;
-  for (int position : op.kernel_args) out.push_back(args[size_t(position)]);
-  return out;
-}
-
-void each_tensor(const c10::IValue& value, c10::function_ref<void(const at::Tensor&)> function) {
-  if (value.isTensor()) {
-    function(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const c10::IValue& element : value.toListRef()) function(element.toTensor());
-  }
-}
-
 // Functions know nothing of autograd: it is above them.
 c10::IValue without_grad(const c10::IValue& value) {
   return map_tensors(value, [](const at::Tensor& t) { return t.defined() && t.requires_grad() ? t.detach() : t; });
 }
-
-// Which functions this thread is in: one that calls its own operator would never end.
-struct Running {
-  const std::string* op;
-  int device;
-};
-thread_local std::vector<Running> t_running;
-
-class Entered {
- public:
-  Entered(const OpState& op, const Plan& plan) {
-    for (const Running& outer : t_running) {
-      TORCH_CHECK(outer.device != plan.device || *outer.op != op.schema.name, op.display, " on ", plan.entry->label,
-                  ": its fallback ", plan.function, " calls ", op.schema.name,
-                  " on that device itself, which would never end. Compute it from other operators, or on the CPU "
-                  "(x.cpu()), or return NotImplemented to have the next path.");
-    }
-    t_running.push_back({&op.schema.name, plan.device});
-  }
-  ~Entered() { t_running.pop_back(); }
-  Entered(const Entered&) = delete;
-};
-
-// The results of one call, as the operator would have given them.
-class Results {
- public:
-  Results(const Plan& plan, const OpState& op, const std::vector<c10::IValue>& args) : plan_(plan), op_(op) {
-    for (const c10::IValue& arg : args) each_tensor(arg, [&](const at::Tensor& t) { given_.push_back(t); });
-  }
-
-  c10::IValue accept(const c10::IValue& value) {
-    return map_tensors(value, [this](const at::Tensor& tensor) { return accept(tensor); });
-  }
-
-  std::vector<at::Tensor> tensors;  // all of them, in order
-
-  void check_count() const {
-    TORCH_CHECK(!plan_.shapes_known || tensors.size() == plan_.outputs.size(), who(), " returned ", tensors.size(),
-                " tensors, expected ", plan_.outputs.size());
-  }
-
- private:
-  std::string who() const {
-    return c10::str(op_.display, " on ", plan_.entry->label, ": its fallback ", plan_.function);
-  }
-
-  at::Tensor accept(at::Tensor result) {
-    const size_t index = tensors.size();
-    if (plan_.shapes_known && index < plan_.outputs.size()) {
-      const OutputShape& wanted = plan_.outputs[index].shape;
-      const bool unwanted = wanted.dtype == c10::ScalarType::Undefined;
-      TORCH_CHECK(result.defined() ? (!unwanted && result.scalar_type() == wanted.dtype &&
-                                      result.sizes() == c10::IntArrayRef(wanted.sizes))
-                                   : unwanted,
-                  who(), " returned ", result.defined() ? describe(result.scalar_type(), result.sizes()) : "no tensor",
-                  ", expected ", unwanted ? "none" : describe(wanted.dtype, wanted.sizes));
-    }
-    if (result.defined()) {
-      TORCH_CHECK(result.layout() == c10::Layout::Strided, who(), " returned a tensor of layout ", result.layout(),
-                  ", which the device does not hold");
-      const c10::Device device = result.device();
-      TORCH_CHECK(device.is_cpu() || (device.type() == kDevice && device.index() == plan_.device), who(),
-                  " returned a tensor on ", device.type() == kDevice ? runtime::label(device.index()) : device.str(),
-                  ", expected one on ", plan_.entry->label, " or on the CPU");
-      if (device.is_cpu()) result = to_device(result.detach().resolve_conj().resolve_neg(), plan_.device);
-      result = own(result, index);
-    }
-    tensors.push_back(result);
-    return result;
-  }
-
-  static std::string describe(c10::ScalarType dtype, c10::IntArrayRef sizes) {
-    return std::string(dtype_name(to_uba_dtype(dtype))) + c10::str(sizes);
-  }
-
-  // A new value has memory of its own, in the strides that PyTorch would have given it.
-  at::Tensor own(const at::Tensor& result, size_t index) const {
-    const bool known = plan_.shapes_known && index < plan_.outputs.size();
-    bool same = true;
-    for (int64_t d = 0; known && d < result.dim(); d++)
-      same &= result.size(d) <= 1 || result.stride(d) == plan_.outputs[index].shape.strides[size_t(d)];
-    for (const at::Tensor& other : given_) same &= !other.defined() || !result.is_alias_of(other);
-    for (const at::Tensor& other : tensors) same &= !other.defined() || !result.is_alias_of(other);
-    if (same) return result.requires_grad() ? result.detach() : result;
-    at::Tensor copy = known ? empty_on(plan_.device, result.scalar_type(), plan_.outputs[index].shape.sizes,
-                                       plan_.outputs[index].shape.strides)
-                            : empty_on(plan_.device, result.scalar_type(), result.sizes(),
-                                       result.contiguous(result.suggest_memory_format()).strides());
-    copy_tensor(copy, result, true);
-    return copy;
-  }
-
-  const Plan& plan_;
-  const OpState& op_;
-  std::vector<at::Tensor> given_;
-};
 
 // What PyTorch says of the results beforehand. Nothing where it has no shape function, or the data says the shape.
 std::optional<std::vector<OutputShape>> expected(const c10::OperatorHandle& form, const std::string& base,
@@ -276,7 +166,7 @@ bool custom_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Refused& ref
   plan.outputs.clear();
   const c10::OperatorHandle& form = served_form(op);
   if (!form.schema().is_mutable()) {
-    if (const auto shapes = expected(form, op.schema.name, arguments(op, args))) {
+    if (const auto shapes = expected(form, op.schema.name, functional_arguments(op, args))) {
       plan.shapes_known = true;
       for (const OutputShape& shape : *shapes) {
         plan.outputs.emplace_back();
@@ -299,10 +189,11 @@ bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   TORCH_CHECK(call != nullptr, op.display, ": functions are called from Python, which has not been set up");
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
   const uint64_t before = bytes_moved();
-  std::vector<c10::IValue> given = arguments(op, args);
+  std::vector<c10::IValue> given = functional_arguments(op, args);
   for (c10::IValue& value : given) value = without_grad(value);
   std::vector<c10::IValue> returned;
-  const Entered entered(op, plan);
+  const Callee callee{op.display, "its fallback", plan.function, plan};
+  const Entered entered(op, callee);
   {
     Timer timer(*plan.counters, plan.device);
     const c10::DeviceGuard on_device(c10::Device(kDevice, c10::DeviceIndex(plan.device)));
@@ -314,7 +205,7 @@ bool run_custom(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   }
   torch::jit::Stack out;
   if (op.written.empty() || op.functional.has_value()) {
-    Results results(plan, op, given);
+    Results results(callee, given);
     for (c10::IValue& value : returned) value = results.accept(value);
     results.check_count();
     if (!op.written.empty()) write(op, args, results.tensors, plan);

@@ -203,7 +203,8 @@ std::vector<std::string> runtime_prefixes(const Chip& chip, const std::string& l
   return prefixes;
 }
 
-py::dict add_chip(const py::dict& lowered, const std::string& library, const std::string& style) {
+py::dict add_chip(const py::dict& lowered, const std::string& library, const std::string& style,
+                  const py::dict& wrappers) {
   Chip chip = chip_from(lowered);
   std::shared_ptr<Adapter> adapter;
   std::shared_ptr<AtenAdapter> handlers;
@@ -230,9 +231,12 @@ py::dict add_chip(const py::dict& lowered, const std::string& library, const std
   if (handlers) {
     for (const auto& handler : handlers->handlers) entry.handlers[handler->op] = handler;
   }
+  for (auto item : wrappers) {
+    const auto name = item.first.cast<std::string>();
+    entry.handlers[name] = wrapper_from(name, item.second.cast<py::dict>());
+  }
   register_hooks();
   register_routes();
-  if (entry.chip.host_memory != "copy" || std::getenv("TORCHFL_HOST_MEMORY") != nullptr) unified::install();
   give_devices_autograd_threads();
   return chip_info(entry);
 }
@@ -447,7 +451,8 @@ PYBIND11_MODULE(_C, m) {
   });
 
   m.attr("abi") = std::to_string(UBA_ABI_MAJOR) + "." + std::to_string(UBA_ABI_MINOR);
-  m.def("add_chip", &add_chip, py::arg("lowered"), py::arg("library"), py::arg("style"));
+  m.def("add_chip", &add_chip, py::arg("lowered"), py::arg("library"), py::arg("style"),
+        py::arg("wrappers") = py::dict());
   m.def("chips", [] {
     py::list out;
     for (const auto& chip : runtime::chips()) out.append(chip_info(*chip));
@@ -505,7 +510,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("forget_plans", &forget_plans);
   m.def("stream_handle",
         [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
-  m.def("shares_host_memory", &unified::installed);
   m.def("note_exported", &unified::exported);
   // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.
   m.def("data_address", [](const at::Tensor& tensor) {

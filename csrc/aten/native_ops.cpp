@@ -344,7 +344,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", &local_scalar_dense);
   // PyTorch's own, which end in `_copy_from`. As kernels of ours: data moves in one way, whatever is registered.
   m.impl("copy_", &at::native::copy_);
-  m.impl("_to_copy", &unified::to_copy_from_device);
+  m.impl("_to_copy", &unified::to_copy);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("fill_.Scalar", &fill_scalar);

@@ -13,6 +13,7 @@
 #include "transfer.h"
 #include "undisturbed.h"
 #include "unsupported.h"
+#include "wrapper_route.h"
 
 namespace torchfl {
 namespace {
@@ -215,6 +216,28 @@ std::string mapping_line(const OpPath& row, const Plan& plan) {
     if (dtype == name) dtype = text;
   }
   return "[SME] Mapping " + row.declared + " -> " + row.kernel + " (layout=" + layout + ", dtype=" + dtype + ")";
+}
+
+// What a kernel wants in another order of memory than it comes in; "" if nothing.
+std::string layout_line(const OpState& op, at::ArrayRef<c10::IValue> args, const Plan& plan, const Decision& decision) {
+  for (const Transform& transform : decision.transforms) {
+    if (transform.is_output || (transform.why & Transform::relaid) == 0 || transform.sizes.size() != 4) continue;
+    const int position = op.kernel_args[size_t(transform.arg)];
+    if (!args[size_t(position)].isTensor()) continue;
+    uba_tensor wanted{};
+    wanted.dtype = transform.dtype;
+    wanted.rank = 4;
+    wanted.sizes = transform.sizes.data();
+    wanted.strides = transform.strides.data();
+    return "Tensor layout mismatch: expected " + layout_name(wanted) + ", got " +
+           layout_name(view_of(args[size_t(position)].toTensor())) + ": '" +
+           op.handle.schema().arguments()[size_t(position)].name() + "' of " + op.display + " on " + plan.entry->label +
+           " is put in that order for " + decision.row->kernel +
+           ". Keep it so (memory_format=torch.channels_last, or tensor.default_layout of the descriptor) to spare "
+           "that, "
+           "or list the other order under layouts of the row if the kernel takes both";
+  }
+  return "";
 }
 
 // What running this call elsewhere looks like to the user, said once.
@@ -591,6 +614,10 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
   if (handler != chip.handlers.end()) {
     plan.kind = Plan::Kind::handler;
     plan.handler = handler->second;
+    if (plan.handler->wrapper) {
+      plan.form = authors_form(row.declared, op);
+      plan.shapes_known = true;
+    }
   } else {
     const uba_kernel* kernel = chip.adapter->find_kernel(row.kernel);
     plan.kind = Plan::Kind::kernel;
@@ -615,6 +642,9 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
       &stats::counters(plan.entry->label, op.display, path_name(decision.path), row.kernel, decision.reason, &created);
   if (announce && created && decision.path == Path::native && !decision.reason.empty())
     stats::log(0, op.display + " on " + plan.entry->label + " runs on the chip after a conversion: " + decision.reason);
+  if (announce && created && !decision.transforms.empty()) {
+    if (const std::string line = layout_line(op, args, plan, decision); !line.empty()) stats::log(1, line);
+  }
   if (announce && stats::debug_lines()) std::fprintf(stderr, "%s\n", mapping_line(row, plan).c_str());
   return built;
 }

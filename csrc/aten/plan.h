@@ -12,6 +12,7 @@
 namespace torchfl {
 
 struct AtenHandler;
+struct AuthorsForm;
 
 struct Plan {
   enum class Kind { kernel, handler, composed, custom, cpu, composite, error };
@@ -26,7 +27,8 @@ struct Plan {
   int64_t tag = 0;
   const char* kernel_name = "";
   std::shared_ptr<AtenHandler> handler;
-  std::string functional_name;  // "aten::add"
+  std::shared_ptr<const AuthorsForm> form;  // for a handler that is a wrapper: what it is given (wrapper_route.h)
+  std::string functional_name;              // "aten::add"
   std::vector<uba_value> values;
   std::vector<uba_tensor> tensors;
   std::vector<std::unique_ptr<int64_t[]>> int_arrays;
@@ -61,7 +63,7 @@ struct Plan {
   std::string error;                      // for Kind::error
   bool firewall = false;                  // for Kind::error: a hard limit, in PyTorch's own exception
   std::string function;                   // for Kind::custom: which one; `outputs` is what it is to return
-  bool shapes_known = false;              // for Kind::custom: `outputs` holds them
+  bool shapes_known = false;              // for Kind::custom, and wrappers: `outputs` holds them
   std::unique_ptr<BoundProgram> program;  // for Kind::composed
   std::vector<at::Tensor> constants;      // of the program, on the device
   bool fast = false;                      // may run without boxing: see fast_route.cpp

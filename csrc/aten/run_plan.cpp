@@ -6,6 +6,7 @@
 #include "kept.h"
 #include "plan.h"
 #include "transfer.h"
+#include "wrapper_route.h"
 
 namespace torchfl {
 namespace {
@@ -63,12 +64,6 @@ at::Tensor stand_in_for(const at::Tensor& tensor, const Plan& plan, const Plan::
   convert_on_device(filled, tensor);
   if (!written) keep(tensor, form, stream, made);
   return made;
-}
-
-// Puts what the kernel wrote where it belongs: `written` may be longer, in another order, and of another dtype.
-void deliver(const at::Tensor& target, const at::Tensor& written) {
-  const bool longer = written.sizes() != target.sizes();
-  convert_on_device(target, longer ? written.as_strided(target.sizes(), written.strides()) : written);
 }
 
 bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t base,
@@ -177,7 +172,8 @@ bool run_plan(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   }
   if (C10_UNLIKELY(plan.kind == Plan::Kind::handler)) {
     note_written_arguments(op, *stack, base);
-    if (run_handler(plan, op, stack, base, prepared)) return true;
+    if (plan.form != nullptr ? run_wrapper(plan, op, stack, prepared) : run_handler(plan, op, stack, base, prepared))
+      return true;
     timer.take_back();
     return false;
   }

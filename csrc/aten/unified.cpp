@@ -6,7 +6,6 @@
 
 #include <ATen/ops/_to_copy_native.h>
 #include <c10/core/CPUAllocator.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -384,7 +383,7 @@ OpCounters& row(int index, const char* target, const std::string& reason) {
 at::Tensor to_device_shared(const at::Tensor& self, int index, OptionalDtype dtype, bool non_blocking,
                             OptionalFormat format) {
   DeviceEntry& entry = runtime::device(index);
-  if (entry.host_memory == HostMemory::copy || !self.is_cpu() || self.layout() != c10::Layout::Strided) return {};
+  if (entry.host_memory == HostMemory::copy || self.layout() != c10::Layout::Strided) return {};
   at::Tensor source = self;
   if (dtype.has_value() && *dtype != self.scalar_type()) source = source.to(*dtype);
   if (!keeps_strides(source, format)) source = source.contiguous(*format);
@@ -406,47 +405,40 @@ at::Tensor to_device_shared(const at::Tensor& self, int index, OptionalDtype dty
   return out;
 }
 
-at::Tensor to_copy_from_host(const at::Tensor& self, OptionalDtype dtype, std::optional<c10::Layout> layout,
-                             std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
-                             OptionalFormat format) {
-  if (C10_UNLIKELY(device.has_value() && device->type() == kDevice && !pin_memory.value_or(false) &&
-                   layout.value_or(c10::Layout::Strided) == c10::Layout::Strided)) {
-    const int index = device->has_index() ? device->index() : runtime::current_device();
-    if (at::Tensor out = to_device_shared(self, index, dtype, non_blocking, format); out.defined()) return out;
+// The reverse. Undefined: it goes PyTorch's way.
+at::Tensor to_host_shared(const at::Tensor& self, OptionalDtype dtype, OptionalFormat format) {
+  if (C10_LIKELY(g_storages.load(std::memory_order_relaxed) == 0) || self.numel() == 0) return {};
+  if (dtype.value_or(self.scalar_type()) != self.scalar_type() || !lies_on_host(self.storage().data_ptr()) ||
+      !is_dense(self) || self.nbytes() != self.storage().nbytes() || self.is_conj() || self.is_neg() ||
+      !keeps_strides(self, format)) {
+    return {};
   }
-  return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
+  at::Tensor out = share_back(self);
+  if (!out.defined()) return out;
+  OpCounters& counters = row(self.device().index(), "shared with the host", "");
+  counters.calls.fetch_add(1, std::memory_order_relaxed);
+  counters.saved_bytes.fetch_add(self.nbytes(), std::memory_order_relaxed);
+  return out;
 }
 
 }  // namespace
 
-at::Tensor to_copy_from_device(const at::Tensor& self, OptionalDtype dtype, std::optional<c10::Layout> layout,
-                               std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
-                               OptionalFormat format) {
-  if (C10_UNLIKELY(g_storages.load(std::memory_order_relaxed) != 0) && device.has_value() && device->is_cpu() &&
-      dtype.value_or(self.scalar_type()) == self.scalar_type() && !pin_memory.value_or(false) && self.numel() > 0 &&
-      lies_on_host(self.storage().data_ptr()) && is_dense(self) && self.nbytes() == self.storage().nbytes() &&
-      !self.is_conj() && !self.is_neg() && keeps_strides(self, format)) {
-    if (at::Tensor out = share_back(self); out.defined()) {
-      OpCounters& counters = row(self.device().index(), "shared with the host", "");
-      counters.calls.fetch_add(1, std::memory_order_relaxed);
-      counters.saved_bytes.fetch_add(self.nbytes(), std::memory_order_relaxed);
-      return out;
+// PyTorch selects the backend by the device that is asked for, or the tensor's: both directions come here.
+at::Tensor to_copy(const at::Tensor& self, OptionalDtype dtype, std::optional<c10::Layout> layout,
+                   std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+                   OptionalFormat format) {
+  if (device.has_value() && !pin_memory.value_or(false) &&
+      layout.value_or(c10::Layout::Strided) == c10::Layout::Strided) {
+    at::Tensor out;
+    if (device->type() == kDevice && self.is_cpu()) {
+      const int index = device->has_index() ? device->index() : runtime::current_device();
+      out = to_device_shared(self, index, dtype, non_blocking, format);
+    } else if (device->is_cpu() && self.device().type() == kDevice) {
+      out = to_host_shared(self, dtype, format);
     }
+    if (out.defined()) return out;
   }
   return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
 }
-
-namespace {
-std::atomic<bool> g_installed{false};
-}
-
-void install() {
-  if (g_installed.exchange(true)) return;
-  // PyTorch has no kernel of its own for CPU tensors here, so none is overridden; it stays for the process's life.
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
-  library->impl("_to_copy", &to_copy_from_host);
-}
-
-bool installed() { return g_installed.load(); }
 
 }  // namespace torchfl::unified

@@ -57,14 +57,10 @@ void record_stream(const c10::DataPtr& ptr, void* stream);
 // The tensor's memory was handed out to code outside of PyTorch: it is shared no more.
 void exported(const at::Tensor& host);
 
-// `_to_copy` of tensors of ours, which shares where that can be.
-at::Tensor to_copy_from_device(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
-                               std::optional<c10::Layout> layout, std::optional<c10::Device> device,
-                               std::optional<bool> pin_memory, bool non_blocking,
-                               std::optional<c10::MemoryFormat> format);
-// Lets `.to(device)` of CPU tensors share. Called when the first chip for which that can be is added.
-void install();
-bool installed();
+// The kernel of `_to_copy`, which is what `.to(device)` ends in: it shares where that can be.
+at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                   std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+                   std::optional<c10::MemoryFormat> format);
 
 }  // namespace unified
 }  // namespace torchfl

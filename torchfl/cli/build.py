@@ -27,6 +27,7 @@ _TORCH = re.compile(
 class Style(str, Enum):
     c = "c"
     aten = "aten"
+    pybind = "pybind"
 
 
 def build(
@@ -43,7 +44,8 @@ def build(
     ] = None,
     std: Annotated[str | None, typer.Option(metavar="STD", help="The language's version, such as c++20.")] = None,
     style: Annotated[
-        Style | None, typer.Option(help="c: on uba.h. aten: with PyTorch's headers. By default seen from the sources.")
+        Style | None,
+        typer.Option(help="c: on uba.h. aten, pybind: with PyTorch's headers. By default seen from the sources."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where the library goes.")
@@ -55,9 +57,10 @@ def build(
 
     \b
     In a chip's folder the descriptor says what is needed: adapter.library is what to build (by default
-    libuba_<device type>.so), adapter.sdk where include/ and lib/ are, adapter.runtime the one library to link,
+    libuba_<device type>.so, of style pybind a module called like its source), adapter.sdk where include/ and lib/ are, adapter.runtime the one library to link,
     adapter.header a header of the SDK. Sources are the *.c and *.cpp in it and in its src/.
-    With --name, a C++ source becomes NAME.cpython-*.so, which PyTorch's Python can import too.
+    With --name, a C++ source becomes NAME.cpython-*.so, which PyTorch's Python can import too. Headers are also looked
+    for in include/ beside a library given by --link.
     $CC and $CXX choose the compilers.
 
     \b
@@ -78,7 +81,7 @@ def build(
         target = _from_flags(name, sources, style, output or Path())
     else:
         target = _from_folder(folder or Path(), style, output)
-    target.includes = [*(include or []), *target.includes]
+    target.includes = [*(include or []), *target.includes, *_beside(link or [])]
     target.links = [word for given in link or [] for word in _link_words(given)] + target.links
     target.std = std
     began = time.monotonic()
@@ -93,12 +96,10 @@ def build(
 
 
 def _from_flags(name: str, sources: list[Path], style: Style | None, output: Path) -> Any:
-    import sysconfig
-
     from torchfl.cli.toolchain import Target
 
-    torch = style is Style.aten if style else _uses_torch(sources)
-    suffix = str(sysconfig.get_config_var("EXT_SUFFIX")) if torch else ".so"
+    torch = style is not Style.c if style else _uses_torch(sources)
+    suffix = _module_suffix() if torch else ".so"
     return Target(name, output / (name + suffix), sources, Path("build") / name, [include_dir()], torch=torch)
 
 
@@ -113,19 +114,36 @@ def _from_folder(folder: Path, style: Style | None, output: Path | None) -> Any:
     sources = sorted(f for p in places if p.is_dir() for f in p.iterdir() if f.suffix in C_SUFFIXES + CXX_SUFFIXES)
     if not sources:
         raise LoadError(f"{folder}: no source (*.c, *.cpp) in this folder or its src/")
-    library = Path(lowered["adapter_library"] or f"libuba_{lowered['device_type']}.so").name
-    declared = style or (Style.aten if lowered["adapter"]["style"] in ("aten", "pybind") else None)
+    declared = style or (Style(lowered["adapter"]["style"]) if lowered["adapter"]["style"] else None)
+    library = Path(lowered["adapter_library"] or _library_name(lowered, declared, sources)).name
     target = Target(
         name=library.split(".")[0],
         library=(output or Path(lowered["adapter_library"] or folder / library).parent) / library,
         sources=sources,
         folder=folder / "build",
         includes=[include_dir()],
-        torch=declared is Style.aten if declared else _uses_torch(sources),
+        torch=declared is Style.aten or (declared is not Style.c and _uses_torch(sources)),
     )
     target.library = Path(os.path.relpath(target.library)) if output is None else target.library
     _add_sdk(target, lowered, folder)
     return target
+
+
+_MODULE = re.compile(r"PYBIND11_MODULE|PyMODINIT_FUNC")
+
+
+def _library_name(lowered: dict[str, Any], style: Style | None, sources: list[Path]) -> str:
+    """By default: an adapter is called by its chip, a wrapper module like the source that makes it one."""
+    modules = [s for s in sources if _MODULE.search(s.read_text(encoding="utf-8", errors="replace"))]
+    if style is Style.pybind and modules:
+        return modules[0].stem + _module_suffix()
+    return f"libuba_{lowered['device_type']}.so"
+
+
+def _module_suffix() -> str:
+    import sysconfig
+
+    return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def _add_sdk(target: Any, lowered: dict[str, Any], folder: Path) -> None:
@@ -159,6 +177,13 @@ def _link_words(given: str) -> list[str]:
     if "/" in given or ".so" in given or given.endswith(".a"):
         raise LoadError(f"--link {given}: there is no such file")
     return [f"-l{given}"]
+
+
+def _beside(links: list[str]) -> list[Path]:
+    """Where SDKs keep the headers of a library: in the include/ beside it, or beside its folder."""
+    folders = [Path(link).absolute().parent for link in links if Path(link).is_file()]
+    places = [place / "include" for folder in folders for place in (folder, folder.parent)]
+    return [place for place in dict.fromkeys(places) if place.is_dir() and place != Path("/usr/include")]
 
 
 def _uses_torch(sources: list[Path]) -> bool:

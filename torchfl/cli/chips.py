@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchfl._registry import SUFFIXES, stated_type
 from torchfl.errors import LoadError
 
 if TYPE_CHECKING:
     from torchfl._engine import LoadedChip
-
-SUFFIXES = (".yaml", ".yml", ".hcd")
+    from torchfl._registry import Source
 
 
 def shipped(on_request: bool = True) -> dict[str, Path]:
@@ -60,33 +60,37 @@ def in_folder(folder: Path) -> Path:
 
 
 def load_all(chips: list[str]) -> tuple[list[LoadedChip], dict[str, str]]:
-    """Load the chips named; without names those of TORCHFL_CHIPS, else every shipped one that can be loaded.
+    """Load the chips named; without names those that `torchfl.init()` loads.
 
-    Returns the loaded chips, and the reason for each shipped one that could not be. A chip that was asked for by name
-    and cannot be loaded raises.
+    Returns the loaded chips, and the reason for each that nobody asked for and that could not be. A chip that was asked
+    for, by name or in the environment, and cannot be loaded raises.
     """
-    import os
-
     import torchfl
+    from torchfl._registry import chips as sources
 
-    if chips or os.environ.get("TORCHFL_CHIPS"):
+    if chips:
         for descriptor in [descriptor_of(chip) for chip in chips]:  # all names first, as loading takes seconds
             torchfl.load(descriptor)
-        return (torchfl.chips() if chips else torchfl.init()), {}
+        return torchfl.chips(), {}
     refused: dict[str, str] = {}
-    from torchfl._paths import shipped_chips
-
-    for name, descriptor in shipped_chips(on_request=False).items():
+    for source in sources():
+        if any(loaded.device_type == stated_type(source.path) for loaded in torchfl.chips()):
+            continue
         try:
-            torchfl.load(descriptor)
+            torchfl.load(source.path)
         except Exception as error:
             from torchfl.cli.console import expected
 
             text = expected(error)
-            if text is None:
+            if text is None or source.named:
                 raise
-            refused[name] = text.removeprefix("error: ")
+            refused[name_of(source)] = text.removeprefix("error: ")
     return torchfl.chips(), refused
+
+
+def name_of(source: Source) -> str:
+    """What the commands call a chip that nobody named: its folder for a shipped one, else its file."""
+    return source.path.parent.name if source.origin == "shipped" else str(source.path)
 
 
 def bytes_text(count: Any) -> str:

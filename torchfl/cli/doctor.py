@@ -18,7 +18,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from torchfl.cli.chips import descriptor_of, shipped
+from torchfl._registry import FOLDERS, descriptors_in, folders
+from torchfl._registry import chips as sources
+from torchfl.cli.chips import descriptor_of, name_of, shipped
 from torchfl.cli.console import note, out, out_json, plural
 from torchfl.errors import LoadError
 
@@ -88,6 +90,8 @@ def _examine(chips: list[str]) -> Iterator[Finding]:
     if native.status == "ok" and torch.status == "ok":
         yield _autoload()
     usable = []
+    if not chips:
+        yield from _folders()
     for name, descriptor in _chips(chips):
         finding, adapter = _descriptor(name, descriptor)
         yield finding
@@ -160,7 +164,7 @@ def _torch() -> Finding:
 
 def _chips(named: list[str]) -> list[tuple[str, Path | LoadError]]:
     if not named:
-        return list(shipped(on_request=False).items())
+        return [(name_of(source), source.path) for source in sources()]
     found: list[tuple[str, Path | LoadError]] = []
     for chip in named:
         try:
@@ -168,6 +172,16 @@ def _chips(named: list[str]) -> list[tuple[str, Path | LoadError]]:
         except LoadError as error:
             found.append((chip, error))
     return found
+
+
+def _folders() -> Iterator[Finding]:
+    for folder in folders():
+        found = descriptors_in(folder)
+        if found:
+            yield Finding(FOLDERS, "ok", f"{folder}: {', '.join(path.name for path in found)}")
+        else:
+            fix = f"correct {FOLDERS}; `torchfl new NAME --style pybind` makes a folder to begin with"
+            yield Finding(FOLDERS, "fail", f"No device YAML found in {folder}", fix)
 
 
 def _descriptor(name: str, descriptor: Path | LoadError) -> tuple[Finding, Finding | None]:
@@ -198,7 +212,11 @@ def _descriptor(name: str, descriptor: Path | LoadError) -> tuple[Finding, Findi
 
 
 def _adapter(name: str, lowered: dict[str, Any]) -> Finding:
+    from torchfl._engine import _has_adapter
+
     folder, device_type = Path(lowered["descriptor"]).parent, lowered["device_type"]
+    if lowered["adapter"]["style"] == "pybind" and not _has_adapter(device_type, lowered):
+        return _wrapper(name, lowered)
     if lowered["adapter_library"]:
         found = [Path(lowered["adapter_library"])]
         missing = f"{found[0]} does not exist"
@@ -208,6 +226,21 @@ def _adapter(name: str, lowered: dict[str, Any]) -> Finding:
     if found and found[0].is_file():
         return Finding("adapter", "ok", str(found[0]), None, name)
     return Finding("adapter", "fail", missing, f"build it (torchfl build {folder}), or correct adapter.library", name)
+
+
+def _wrapper(name: str, lowered: dict[str, Any]) -> Finding:
+    """The vendor's library and the wrapper modules of a chip without an adapter."""
+    from torchfl import _wrappers
+
+    try:
+        _wrappers.check(lowered)
+    except LoadError as error:
+        return Finding("adapter", "fail", str(error), "correct the descriptor, its variable, or the build", name)
+    modules = _wrappers.modules_of(lowered)
+    if modules:
+        return Finding("adapter", "ok", ", ".join(map(str, modules)), None, name)
+    folder = Path(lowered["descriptor"]).parent
+    return Finding("adapter", "fail", f"no wrapper module in {folder}", f"build it: torchfl build {folder}", name)
 
 
 # ---------------------------------------------------------------------------------------------- in another process

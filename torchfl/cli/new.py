@@ -23,7 +23,11 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The chip's device type: small letters, digits, _.")],
     folder: Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="The folder; by default NAME.")] = None,
     style: Annotated[
-        Style, typer.Option(help="c: plain C on uba.h, without PyTorch. aten: C++ on PyTorch's tensors.")
+        Style,
+        typer.Option(
+            help="c: plain C on uba.h, without PyTorch. aten: C++ handlers on PyTorch's tensors. pybind: C++ functions "
+            "on PyTorch's tensors, in a Python module."
+        ),
     ] = Style.c,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that exists.")] = False,
 ) -> None:
@@ -39,6 +43,7 @@ def new(
       torchfl build mychip
       torchfl run --chip mychip mychip/tests/smoke.py
       torchfl new mychip --style aten --dir chips/mychip
+      torchfl new mychip --style pybind
     """
     from torchfl.hcd import fields
 

@@ -187,7 +187,7 @@ def _link_step(target: Target, objects: list[Path]) -> _Step:
         command += [f"-L{library}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
         # Python's own symbols come from the interpreter, which is no library. Everything else must be found now.
         command += ["-Wl,-z,defs", "-Wl,--warn-unresolved-symbols"]
-        allow = re.compile("undefined reference to [`'\"]_?Py")
+        allow = re.compile("undefined references? to [`'\"]_?Py")
     else:
         command += ["-lm", "-Wl,-z,defs"]
     stamp = target.folder / f"{target.library.name}.json"

@@ -45,6 +45,7 @@ _DEVICE_ONLY = frozenset(
 _DEVICE_KEYS = _DEVICE_ONLY | {"vendor", "extends"}
 _CAPABILITIES = frozenset({"dtypes", "memory", "compute", "features"})
 _OP_KEYS = {"name": "op", "impl": "kernel", "dtype_support": "dtypes", "constraints": "where"}
+_MORE_OP_KEYS = frozenset({"layouts", "int8_as", "why", "cost", "paths"})  # as in the canonical form
 _PEAK = re.compile(r"peak_([tg])(flops|ops)_(\w+)")
 _BARE_VARIABLE = re.compile(r"(?<!\$)\$([A-Za-z_][A-Za-z0-9_]*)")
 _UNIT_OF = {dtype: unit for unit, dtype in reversed(terms.UNIT_DTYPE.items()) if unit != "tf32"}
@@ -283,8 +284,8 @@ class _Device:
             keys: dict[str, Scalar] = {}
             for key, value in entry.items.items():
                 name = _OP_KEYS.get(key, key)
-                if name == key and key not in ("layouts", "why", "cost", "paths", "delete"):
-                    self._unknown(entry.keys[key], frozenset({*_OP_KEYS, "layouts", "why", "cost", "paths"}))
+                if name == key and key not in _MORE_OP_KEYS | {"delete"}:
+                    self._unknown(entry.keys[key], frozenset(_OP_KEYS) | _MORE_OP_KEYS)
                     continue
                 items[name] = _bare_dtypes(value, self.report) if name == "dtypes" else value
                 keys[name] = entry.keys[key]
