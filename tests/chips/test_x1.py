@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 
-from helpers import ROOT, OwnProcess, run_script
+from helpers import ROOT, OwnProcess, environment, run_script
 
 # In the runtime's unforgiving mode: what it does not reach, or cannot do, would end the process.
-chip = OwnProcess("x1", timeout=300, X1_SIM_UNFORGIVING="1", TORCHFL_DEVICE_NAME="x1")
+chip = OwnProcess("x1", timeout=300, X1_SIM_UNFORGIVING="1")
 
 
 def device():
@@ -263,3 +266,16 @@ print("ok")
 def test_it_works_beside_a_chip_with_memory_of_its_own() -> None:
     result = run_script(TOGETHER, env={"X1_SIM_UNFORGIVING": "1"})
     assert result.code == 0 and result.out.strip() == "ok", result.err[-3000:]
+
+
+def test_mapped_memory_moves_less_than_a_hundredth_of_what_naive_copies_do() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), "--json"]
+    command += ["--size", "64", "--batch", "2", "--rounds", "2"]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = {row["strategy"]: row for row in json.loads(ran.stdout)["rows"]}
+    parameters = 4 * 11_000_000
+    assert rows["naive"]["bytes"] > parameters, "every operator's operands are copied, the weights too"
+    assert rows["mapped"]["bytes"] < rows["naive"]["bytes"] / 100
+    assert rows["lazy"]["setup_bytes"] > parameters > rows["mapped"]["setup_bytes"], "once, and never"
+    assert not any(row["cpu_path"] for row in rows.values())

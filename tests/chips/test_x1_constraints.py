@@ -93,7 +93,7 @@ def test_no_random_convolution_brings_the_driver_down(tmp_path) -> None:
     ran = run_script(
         SCRIPT,
         str(tmp_path / "calls.json"),
-        env={"X1_SIM_UNFORGIVING": "1", "TORCHFL_DEVICE_NAME": "x1"},
+        env={"X1_SIM_UNFORGIVING": "1"},
         timeout=400,
     )
     assert ran.code == 0, f"ended with {ran.code}\n{ran.err[-3000:]}"
