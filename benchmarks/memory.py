@@ -1,16 +1,16 @@
 """How tensors of the host reach a chip that could work on them where they are: three strategies, one network.
 
-Contract: ResNet-18 (random weights), inference, batch by batch from host memory and back, on a chip with unified memory.
-Each strategy runs in a process of its own, with the same numbers, and its result is compared with the CPU's:
+Contract: ResNet-18 (random weights), inference, batch by batch from host memory and back, on a chip with unified
+memory. Each strategy runs in a process of its own, with the same numbers, and its result is compared with the CPU's:
 
     naive   every operator's operands are copied to the device, and its results back
     lazy    what lies on the host is copied to the device when it is first used there, and stays
     mapped  what lies on the host is used where it is
 
 `seconds` is the median time of a batch, `bytes` what was copied between host and device for one batch (either way),
-`setup_bytes` what was copied before the first one, `saved_bytes` what would have been copied and was not, `device_peak`
-the most memory that the device's allocator held, `host_peak` the most that the process did. Exit status 1: results differ,
-or mapped copies 1 % of naive's bytes or more.
+`setup_bytes` what was copied before the first one, `saved_bytes` what would have been copied and was not,
+`device_peak` the most memory that the device's allocator held, `host_peak` the most that the process did. Exit status
+1: results differ, or mapped copies 1 % of naive's bytes or more.
 
     python benchmarks/memory.py [--chip x1] [--batch 4] [--size 224] [--rounds 5] [--json]
 """
@@ -71,7 +71,7 @@ def resnet18(classes: int = 1000) -> Any:
 
 
 def naively(device: Any) -> Any:
-    """A mode that runs each operator on the device, with operands that it copies there and results that it copies back."""
+    """A mode that runs each operator on the device: it copies the operands there and the results back."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map_only
@@ -154,7 +154,8 @@ def in_child(strategy: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     mib = 1 << 20
-    lines = [f"{'strategy':<10}{'ms/batch':>10}{'MiB copied':>13}{'MiB before':>12}{'device MiB':>12}{'process MiB':>13}"]
+    heads = ("ms/batch", 10), ("MiB copied", 13), ("MiB before", 12), ("device MiB", 12), ("process MiB", 13)
+    lines = [f"{'strategy':<10}" + "".join(f"{head:>{width}}" for head, width in heads)]
     for row in rows:
         lines.append(
             f"{row['strategy']:<10}{row['seconds'] * 1e3:>10.1f}{row['bytes'] / mib:>13.2f}"
