@@ -142,13 +142,16 @@ def install(engine: ModuleType, lowered_of: dict[str, dict[str, Any]]) -> None:
         from torchfl.compose.instructions import register_library
         from torchfl.compose.trace import NotComposable
 
+        namespace, _, base = name.partition("::")
+        if namespace != "aten":
+            return f"{name} is no operator of the set that programs are made for"
         register_library()  # the engine looks up the schema of each step
         # What integers divide into is up to the default dtype, which no argument tells.
         default = str(torch.get_default_dtype())
         if (index, default) not in composers:
             target = ChipTarget(engine, index, lowered_of[engine.label(index).partition(":")[0]])
             composers[index, default] = Composer(target, ProgramCache(f"{target.fingerprint} {default}"))
-        packet = getattr(torch.ops.aten, name.partition("::")[2])
+        packet = getattr(torch.ops.aten, base)
         op = getattr(packet, overload or "default")
         plain = [i for i, a in enumerate(op._schema.arguments) if not a.kwarg_only]
         kwargs = {a.name: args[i] for i, a in enumerate(op._schema.arguments) if a.kwarg_only}

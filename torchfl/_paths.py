@@ -58,8 +58,9 @@ def cache_dir(kind: str) -> Path | None:
     return root / "torchfl" / kind
 
 
-#: Shipped chips that are loaded only where they are named: what they give are no results.
-ON_REQUEST = frozenset({"null"})
+#: Shipped chips that are loaded only where they are named: what null gives are no results, and the devices of x1 are
+#: called xpu, which libraries look for on their own.
+ON_REQUEST = frozenset({"null", "x1"})
 
 
 def shipped_chips(on_request: bool = True) -> dict[str, Path]:

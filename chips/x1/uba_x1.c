@@ -56,13 +56,18 @@ static x1_view_t *next(frame *f, x1_view_t v) {
   f->origin[f->used].rank = -1, f->memory[f->used] = NULL;
   return f->view[f->used] = v, &f->view[f->used++];
 }
+static x1_view_t packed(x1_view_t v, int32_t dtype, void *data) {
+  int64_t n = 1;
+  for (int32_t d = v.rank; d-- > 0; n *= v.shape[d]) v.stride[d] = n;
+  return v.dtype = dtype, v.data = data, v;
+}
 /* Dense memory of this call in the shape of `like`, for UINT8 or 32 bits; NULL data if there is none, which the runtime refuses. */
 static x1_view_t *temporary(frame *f, const x1_view_t *like, int32_t dtype) {
-  x1_view_t *v = next(f, *like);
   int64_t n = 1;
-  for (int32_t d = v->rank; d-- > 0; n *= v->shape[d]) v->stride[d] = n;
-  v->dtype = dtype, v->data = f->memory[v - f->view] = x1_mem_alloc((size_t)(n ? n : 1) * (dtype == X1_DTYPE_UINT8 ? 1 : 4));
-  return v;
+  for (int32_t d = 0; d < like->rank; d++) n *= like->shape[d];
+  void *memory = x1_mem_alloc((size_t)(n ? n : 1) * (dtype == X1_DTYPE_UINT8 ? 1 : 4));
+  x1_view_t *v = next(f, packed(*like, dtype, memory));
+  return f->memory[v - f->view] = memory, v;
 }
 /* A tensor, an absent one as NULL. */
 static x1_view_t *tensor(frame *f, const uba_tensor *t, int is_output) {
@@ -132,7 +137,8 @@ static x1_window_t window(const frame *f, int32_t i, int has_kernel) { /* [kerne
 /* What a call is made of goes when it ends; int8 results are turned back first. */
 static uba_status finish(frame *f, int status) {
   for (int32_t i = 0; i < f->used; i++) {
-    if (!status && f->origin[i].rank >= 0) status = x1_copy_ex(&f->view[i], &f->origin[i]);
+    x1_view_t dense = packed(f->origin[i], X1_DTYPE_UINT8, f->memory[i]); /* the kernel may have looked at it otherwise */
+    if (!status && f->origin[i].rank >= 0) status = x1_copy_ex(&dense, &f->origin[i]);
     if (f->memory[i]) x1_mem_free(f->memory[i]);
   }
   return answer(status ? status : f->status);

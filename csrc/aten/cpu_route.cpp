@@ -184,6 +184,7 @@ class HostCall {
     }
     TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::Layout::Strided, op_.display, ": its result is ", host.layout(),
                                 ", and ", runtime::label(device_), " holds strided tensors only. Call it on the CPU.");
+    TORCH_CHECK_NOT_IMPLEMENTED(!host.is_quantized(), op_.display, ": ", kNoQuantizedTensors);
     at::Tensor result = host;
     if (host._is_zerotensor()) result = at::zeros(host.sizes(), host.options());  // it has no memory to copy from
     if (widened.has_value() && host.scalar_type() == c10::kFloat) result = host.to(*widened);

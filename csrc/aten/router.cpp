@@ -591,6 +591,10 @@ struct RoutedKernel final : c10::OperatorKernel {
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { route(op_state(op), stack); }
 
+void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": ", kNoQuantizedTensors);
+}
+
 }  // namespace
 
 namespace {
@@ -646,5 +650,8 @@ void register_routes() {
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_quantized>());
+}
 
 }  // namespace torchfl

@@ -65,6 +65,11 @@ bool has_own_kernel(const c10::OperatorHandle& op);
 // The body of the boxed kernel.
 void route(OpState& op, torch::jit::Stack* stack);
 
+// The end of an error about torch.qint8 and its like.
+inline constexpr char kNoQuantizedTensors[] =
+    "quantized tensors (torch.qint8, torch.quint8, ...) stay on the CPU, as a device holds plain ones. Use int8 "
+    "numbers "
+    "with their scale beside them, as torch.export's quantizers do (quantized_decomposed operators): docs/limits.md";
 // Runs the operator on the CPU, alias-safe, and leaves its results on the stack (cpu_route.cpp).
 void run_on_cpu(OpState& op, torch::jit::Stack* stack, OpCounters& counters, int device_index);
 
