@@ -73,7 +73,7 @@ def test_importing_the_package_imports_neither_torch_nor_native_code() -> None:
 
 def test_few_files_include_torch_headers() -> None:
     # Each costs seconds of build time, even compiled several at a time.
-    assert len([p for p in (ROOT / "csrc" / "aten").glob("*.cpp")]) <= 40
+    assert len([p for p in (ROOT / "csrc" / "aten").glob("*.cpp")]) <= 44
 
 
 def test_the_adapter_of_npu_v3_stays_small() -> None:
