@@ -5,10 +5,11 @@ A plain script: it needs torch. The device is an argument; nothing else depends 
     python examples/hot_swap.py --device cpu
     torchfl run --chip x1 examples/hot_swap.py --device xpu
 
-One thread answers requests, images of changing sizes. Another loads models from files (three architectures in turn), moves
-each to the device, tries it once for each size, and puts it in the place of the one in service, which is then dropped. The
-script prints the latency of the requests before, during and after the swaps, how much longer a request takes that meets a
-swap, and what the swaps leave behind in the device's memory and in the process. It ends with status 1 if an answer was wrong.
+One thread answers requests, images of changing sizes. Another loads models from files (three architectures in turn),
+moves each to the device, tries it once for each size, and puts it in the place of the one in service, which is then
+dropped. The script prints the latency of the requests before, during and after the swaps, how much longer a request
+takes that meets a swap, and what the swaps leave behind in the device's memory and in the process. It ends with status
+1 if an answer was wrong.
 """
 
 import argparse

@@ -36,7 +36,9 @@ _RUNNERS = {"CI"}
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child: this one without settings of the simulation or of Torch-FL, and with `changes`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS) and name not in _RUNNERS}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS) and name not in _RUNNERS
+    }
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     return {**kept, "PYTHONPATH": path, **changes}
 

@@ -4,8 +4,8 @@ Contract: "cuda" and "cuda:<i>" are read as the device type of this process wher
 type is printed as "cuda", both in the import tables that csrc/aten/device_names.cpp points; no factory and no operator
 is patched, so TorchScript compiles what it did. `torch.cuda` is the device module of the first chip under that name
 (_cuda_module.py). What no name reaches is set on the Python classes: `Tensor.cuda()`, `Tensor.is_cuda`,
-`ProfilerActivity.CUDA`, the copies of `DataParallel`. `torch.backends.cuda.is_built()` stays false, since PyTorch's own
-code takes functions from a CUDA build by it. All of it is taken back on exit.
+`ProfilerActivity.CUDA`, the state of a profile, the copies of `DataParallel`. `torch.backends.cuda.is_built()` stays
+false, since PyTorch's own code takes functions from a CUDA build by it. All of it is taken back on exit.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def _engage(torch: Any, engine: Any) -> None:
     _device_module.attach(_patches, "cuda", module)
     _patches.item(_device_module._modules, "cuda", module)
 
+    from torch.autograd.profiler import profile
     from torch.profiler import ProfilerActivity
 
     _patches.attribute(torch.Tensor, "cuda", _tensor_cuda)
@@ -117,6 +118,7 @@ def _engage(torch: Any, engine: Any) -> None:
     for function in _cuda_copies.ALL:
         _patches.attribute(torch._C, function.__name__, function)
     _patches.attribute(ProfilerActivity, "CUDA", ProfilerActivity.PrivateUse1)
+    _patches.attribute(profile, "config", _config_of_profile(profile.config))
     # By the type's name a PyTorch without the fault would say that the memory is CUDA's.
     _patches.attribute(torch.Tensor, "__dlpack_device__", _stock_faults.dlpack_device(torch.Tensor.__dlpack_device__))
     _send_as_ours(c)
@@ -163,6 +165,26 @@ def _send_as_ours(engine: Any) -> None:
     for kind, reducer in list(reducers.items()):
         if kind.__module__.partition(".")[0] == "torch":
             _patches.item(reducers, kind, under_true_names(reducer))
+
+
+def _config_of_profile(stock: Any) -> Any:
+    """By the device's name a profile takes CUDA's state, in which Kineto is not told of our devices' profiler."""
+    import functools
+
+    from torch.autograd import ProfilerState
+
+    ours = {
+        ProfilerState.KINETO: ProfilerState.KINETO_PRIVATEUSE1,
+        ProfilerState.KINETO_GPU_FALLBACK: ProfilerState.KINETO_PRIVATEUSE1_FALLBACK,
+    }
+
+    @functools.wraps(stock)
+    def config(self: Any, create_trace_id: bool = False) -> Any:
+        if self.use_device == "cuda":
+            self.profiler_kind = ours.get(self.profiler_kind, self.profiler_kind)
+        return stock(self, create_trace_id)
+
+    return config
 
 
 def _is_cuda(self: Any) -> bool:

@@ -56,12 +56,45 @@ _TENSOR_TYPES = {
 }
 
 
-class CudaDeviceProperties(DeviceProperties):
-    """With CUDA's major and minor: see `CudaModule.get_device_capability`."""
+#: What CUDA says of a device and no descriptor or adapter of ours does.
+_UNKNOWN_PROPERTIES = frozenset(
+    (
+        *("warp_size", "max_threads_per_block", "max_threads_per_multi_processor", "regs_per_multiprocessor"),
+        *("shared_memory_per_block", "shared_memory_per_block_optin", "shared_memory_per_multiprocessor"),
+        *("memory_clock_rate", "memory_bus_width", "uuid", "pci_bus_id", "pci_device_id", "pci_domain_id"),
+    )
+)
 
-    def __init__(self, facts: dict[str, Any], capability: tuple[int, int]) -> None:
+
+class CudaDeviceProperties(DeviceProperties):
+    """With CUDA's names for what is known of the chip, in CUDA's units; the clock is in kHz. For major and minor see
+    `CudaModule.get_device_capability`. What has no meaning on the chip, or is not known, is no attribute."""
+
+    def __init__(self, facts: dict[str, Any], capability: tuple[int, int], lowered: dict[str, Any]) -> None:
         super().__init__(facts)
         self.major, self.minor = capability
+        self.clock_rate *= 1000
+        self.is_integrated = int(self.unified_memory)
+        self.is_multi_gpu_board = 0
+        self.gcnArchName = self.name  # as PyTorch has it with CUDA: only ROCm's devices have an architecture there
+        cache = lowered["memory"].get("on_chip_cache", {}).get("size")
+        if cache:
+            self.L2_cache_size: int = cache
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNKNOWN_PROPERTIES or name == "L2_cache_size":
+            known = ", ".join(sorted(vars(self)))
+            raise AttributeError(
+                f"{name} is not known of {self.name}, which stands in for CUDA here (torchfl as_cuda): neither its "
+                f"descriptor nor its adapter says it. Known are {known}"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count})"
+        )
 
 
 class CudaModule(DeviceModule):
@@ -86,7 +119,7 @@ class CudaModule(DeviceModule):
 
     def get_device_properties(self, device: Any = None) -> CudaDeviceProperties:
         facts = self._engine.properties(self._index(device))
-        return CudaDeviceProperties(facts, self.get_device_capability())
+        return CudaDeviceProperties(facts, self.get_device_capability(), self._lowered)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:  # type: ignore[override]
         """Scripts read from it which dtypes are worth using: (8, 0) where the chip computes in bfloat16, else (7, 0)
@@ -119,7 +152,7 @@ class CudaModule(DeviceModule):
 
     def clock_rate(self, device: Any = None) -> int:
         """MHz."""
-        return self.get_device_properties(device).clock_rate
+        return self.get_device_properties(device).clock_rate // 1000
 
     def device_memory_used(self, device: Any = None) -> int:
         free, total = self.mem_get_info(device)

@@ -161,6 +161,11 @@ OpState::OpState(const c10::OperatorHandle& op) : handle(op), arg_count(op.schem
     defaults.push_back(arg.default_value().value_or(c10::IValue()));
   }
   baked.assign(scales.size(), 0);
+  for (size_t i = 0; i < s.arguments().size(); i++) {
+    if (s.arguments()[i].name() == "generator") generator = int(i);
+  }
+  random_check = torchfl::random_check(s.name());
+  draws = generator >= 0 || random_check != nullptr;
   refresh_patched(*this);
   if (written.empty() || in_place) own_composite = torchfl::own_composite(s.name());
   for (c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd,
@@ -458,6 +463,7 @@ void decide_and_run(OpState& op, torch::jit::Stack* stack, at::ArrayRef<c10::IVa
 void route(OpState& op, torch::jit::Stack* stack) {
   const profiler::Entry entry;
   const at::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.arg_count);
+  if (C10_UNLIKELY(op.draws)) check_random_call(op, args);
   // What shares its memory and is to be written moves first: the signature has its address.
   if (C10_UNLIKELY(unified::g_storages.load(std::memory_order_relaxed) != 0))
     note_written_arguments(op, *stack, stack->size() - op.arg_count);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "profiler.h"
+#include "random_checks.h"
 #include "runtime.h"
 #include "stats.h"
 
@@ -42,6 +43,9 @@ struct OpState {
   std::optional<c10::OperatorHandle> factory;
   bool pointwise = false;
   bool is_view = false;
+  bool draws = false;                  // random numbers: check_random_call has a look at each call
+  int generator = -1;                  // the position of its generator, or -1
+  RandomCheck random_check = nullptr;  // of its numbers
   bool writes(int position) const;
   std::optional<c10::DispatchKey> composite;           // where a composite kernel of PyTorch's lives
   const c10::KernelFunction* own_composite = nullptr;  // or ours, which goes first

@@ -246,7 +246,8 @@ at::Tensor to_host(const at::Tensor& tensor, bool wait) {
     if (tensor.numel() > 0 && chip_copies(entry, packed, tensor)) source = packed;
   }
   const int64_t moved = span_of(source);
-  at::Tensor host = at::empty({moved}, options).as_strided(source.sizes(), source.strides());
+  at::Tensor host =
+      at::detail::empty_strided_cpu(source.sizes(), source.strides(), source.scalar_type(), /*pin_memory=*/false);
   if (moved > 0) {
     bytes_to_host(entry, host.mutable_data_ptr(), address(source), uint64_t(moved) * source.itemsize());
     if (wait) entry.synchronize(runtime::current_stream(entry.index));

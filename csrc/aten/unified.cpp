@@ -27,16 +27,20 @@ std::atomic<int> g_storages{0};
 
 namespace {
 
+struct HostBuffer;
+
 // A range of host memory in a device's address space.
 struct Mapping {
-  DeviceEntry* entry;
-  void* address;
+  Mapping(DeviceEntry& device, HostBuffer& buffer);
+  Mapping(const Mapping&) = delete;
   ~Mapping() {
     try {
-      entry->device->unmap_host(address);
+      entry.device->unmap_host(address);
     } catch (const Error&) {  // the device is lost, or another process's: there is nothing to unmap
     }
   }
+  DeviceEntry& entry;
+  void* const address;
 };
 
 struct HostBuffer {
@@ -45,6 +49,9 @@ struct HostBuffer {
   std::mutex mutex;  // guards what follows, and that nobody takes the memory over while it is copied
   std::unordered_map<int, std::weak_ptr<Mapping>> mappings;  // by device
 };
+
+Mapping::Mapping(DeviceEntry& device, HostBuffer& buffer)
+    : entry(device), address(device.device->map_host(buffer.memory.mutable_get(), buffer.bytes)) {}
 
 struct Holder {
   std::shared_ptr<HostBuffer> buffer;
@@ -210,8 +217,7 @@ Holder* begin_to_share(c10::StorageImpl* storage) {
 std::shared_ptr<Mapping> mapped(HostBuffer& buffer, DeviceEntry& entry) {
   std::weak_ptr<Mapping>& known = buffer.mappings[entry.index];
   if (std::shared_ptr<Mapping> mapping = known.lock()) return mapping;
-  void* address = entry.device->map_host(buffer.memory.mutable_get(), buffer.bytes);
-  auto mapping = std::make_shared<Mapping>(Mapping{&entry, address});
+  auto mapping = std::make_shared<Mapping>(entry, buffer);
   known = mapping;
   return mapping;
 }

@@ -59,20 +59,11 @@ for device in ("npu_v3:1", "npu:0", "fpga_mm:0"):
 def test_cases_33_and_41_on_another_chip():
     passes(
         """
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 3 * ctx.saved_tensors[0]
-
+from own_backward import Square
 
 for backend in ("torchfl", "inductor"):
     x = torch.randn(4).to("fpga_mm:0").requires_grad_()
-    torch.compile(lambda t: (Own.apply(t) + torch.tensor([1], device=t.device)).sum(), backend=backend)(x).backward()
+    torch.compile(lambda t: (Square.apply(t) + torch.tensor([1], device=t.device)).sum(), backend=backend)(x).backward()
     close(x.grad, 3 * x)
     made = torch.compile(lambda t: t + torch.tensor([1], device=t.device), backend=backend)(x)
     close(made, x + 1)

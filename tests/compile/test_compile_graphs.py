@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from compile_support import DEVICE, close, log_lines, same_as_cpu
+from own_backward import Square
 from torch import nn
 from torch.nn import functional as F
 
@@ -49,27 +50,15 @@ def test_without_gradients(backend):
 
 
 def test_case_33_an_operator_with_its_own_backward(backend):
-    # The gradient of the autograd.Function is not that of its forward: only it may be used.
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, grad):
-            (x,) = ctx.saved_tensors
-            return grad * 3 * x.abs()
-
     x = rows(4, 5)
     eager = x.to(DEVICE).requires_grad_()
-    Own.apply(eager).sum().backward()
+    Square.apply(eager).sum().backward()
     compiled = x.to(DEVICE).requires_grad_()
-    torch.compile(lambda t: Own.apply(t).sin().sum(), backend=backend)(compiled).backward()
+    torch.compile(lambda t: Square.apply(t).sin().sum(), backend=backend)(compiled).backward()
     want = x.double().requires_grad_()
-    Own.apply(want).sin().sum().backward()
+    Square.apply(want).sin().sum().backward()
     close(compiled.grad, want.grad)
-    close(eager.grad, 3 * x.abs())
+    close(eager.grad, 3 * x)
 
 
 def test_case_33_a_custom_operator(backend):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchfl import hcd
+from torchfl._paths import shipped_chips
 from torchfl.hcd import kept, reader
 
 CHIPS = Path(__file__).resolve().parents[2] / "chips"
@@ -124,3 +125,56 @@ def test_it_can_be_turned_off_or_have_nowhere_to_go(folder, reads, monkeypatch):
         for _ in range(2):
             assert kept.lowered(child, _refuse)["name"] == "Child"
         assert len(reads) == 2
+
+
+@pytest.mark.parametrize("name", shipped_chips())
+def test_what_is_shipped_is_kept_beside_it(monkeypatch, reads, name):
+    path = shipped_chips()[name]
+    expected = hcd.load(path).lower()
+    monkeypatch.setenv("TORCHFL_CACHE_DIR", "")
+    reads.clear()
+    assert kept.lowered(path, _refuse) == expected
+    assert not reads, "its record is of another reader: install again (cmake --install)"
+
+
+def test_a_record_beside_moves_with_its_chips(folder, reads, monkeypatch):
+    monkeypatch.setenv("TORCHFL_CACHE_DIR", "")
+    chips = folder / "built" / "chips"
+    for name in ("npu_v3", "child"):
+        (chips / name).mkdir(parents=True)
+    shutil.copy(folder / "npu_v3" / "npu_v3.yaml", chips / "npu_v3")
+    child = chips / "child" / "child.yaml"
+    child.write_text((folder / "child.yaml").read_text().replace("extends: npu_v3", "extends: ../npu_v3"))
+    record = kept.keep_beside(child)
+    assert record is not None and str(folder) not in record.read_text()
+    assert record.stat().st_mode == child.stat().st_mode
+    installed = folder / "installed"
+    chips.rename(installed)
+    child = installed / "child" / "child.yaml"
+    expected = hcd.load(child).lower()
+    reads.clear()
+    assert kept.lowered(child, _refuse) == expected and not reads
+    assert Path(expected["adapter_library"]).parent == child.parent
+
+    other = installed / "other"  # a copy in the folder of the chips: its own paths are others
+    shutil.copytree(child.parent, other)
+    assert kept.lowered(other / "child.yaml", _refuse)["adapter_library"].startswith(str(other)) and len(reads) == 1
+    monkeypatch.setenv("CHILD_LIBRARY", "b.so")
+    assert kept.lowered(child, _refuse)["adapter_library"].endswith("b.so") and len(reads) == 2
+    monkeypatch.delenv("CHILD_LIBRARY")
+    parent = installed / "npu_v3" / "npu_v3.yaml"
+    parent.write_text(parent.read_text().replace("size: 4 GiB", "size: 2 GiB"))
+    assert kept.lowered(child, _refuse)["memory_bytes"] * 2 == expected["memory_bytes"] and len(reads) == 3
+
+
+def test_nothing_is_kept_beside_what_was_warned_of_or_lies_elsewhere(folder):
+    warned = folder / "chip" / "warned.yaml"
+    warned.parent.mkdir()
+    text = (folder / "child.yaml").read_text().replace("extends: npu_v3", "extends: ../npu_v3")
+    warned.write_text(text.replace("name: Child", 'name: "${NOT_A_PATH}"'))
+    assert kept.keep_beside(warned) is None
+    far = folder / "far" / "chips" / "chip" / "far.yaml"
+    far.parent.mkdir(parents=True)
+    far.write_text(text.replace("../npu_v3", "../../../npu_v3"))
+    assert kept.keep_beside(far) is None
+    assert not list(folder.rglob("*.lowered.json"))

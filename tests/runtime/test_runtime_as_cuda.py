@@ -93,6 +93,23 @@ def test_torch_cuda_is_the_device_module():
 
 
 @named
+def test_properties_are_true_or_absent():
+    true = torch.npu_v3.get_device_properties()
+    with _cuda():
+        properties = torch.cuda.get_device_properties(0)
+        assert (properties.name, properties.gcnArchName) == ("NPU-V3", "NPU-V3")
+        assert properties.multi_processor_count == true.multi_processor_count
+        assert properties.clock_rate == true.clock_rate * 1000  # CUDA's is in kHz
+        assert torch.cuda.clock_rate() == true.clock_rate
+        assert properties.L2_cache_size == 8 << 20 and properties.is_integrated == 0
+        assert "major=8" in repr(properties) and "total_memory=4096MB" in repr(properties)
+        with pytest.raises(AttributeError, match="warp_size is not known of NPU-V3"):
+            _ = properties.warp_size
+        assert getattr(properties, "max_threads_per_multi_processor", None) is None
+        assert not hasattr(properties, "nonsense")
+
+
+@named
 def test_imports_below_torch_cuda_work():
     with _cuda():
         import torch.cuda.amp

@@ -483,3 +483,35 @@ def test_the_older_profiler_has_device_times_of_operators(npu):
     rows = {row.key: row for row in prof.key_averages()}
     assert rows["aten::mm"].self_device_time_total > 0
     assert rows["aten::matmul"].device_time_total >= rows["aten::mm"].device_time_total
+
+
+profiled_as_cuda = OwnProcess("profiled_as_cuda", TORCHFL_CHIPS="npu_v3")
+
+
+@profiled_as_cuda
+def test_a_profile_of_cuda_has_device_rows_though_it_is_the_first():
+    """Kineto hears of our profiler with the first profile of its state, which is not that of CUDA."""
+    with torchfl.as_cuda():
+        x = torch.randn(1024, 1024, device="cuda")
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
+            x @ x
+            torch.cuda.synchronize()
+        on_device = [
+            event.name for event in prof.events() if event.device_type == torch.autograd.DeviceType.PrivateUse1
+        ]
+        assert any(name.startswith("npu_v3_matmul") for name in on_device)
+        rows = {row.key: row for row in prof.key_averages()}
+        assert rows["aten::mm"].device_time_total > 0
+
+
+@profiled_as_cuda
+def test_the_older_profiler_has_device_times_of_cuda():
+    stock = torch.autograd.profiler.profile.config
+    with torchfl.as_cuda():
+        x = torch.randn(1024, 1024, device="cuda")
+        x @ x
+        with torch.autograd.profiler.profile(use_device="cuda") as prof:
+            x @ x
+            torch.cuda.synchronize()
+        assert {row.key: row for row in prof.key_averages()}["aten::mm"].self_device_time_total > 0
+    assert torch.autograd.profiler.profile.config is stock

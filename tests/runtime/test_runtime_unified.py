@@ -8,7 +8,6 @@ import gc
 import threading
 
 import numpy as np
-import pytest
 import torch
 from helpers import OwnProcess, run_script
 
@@ -68,7 +67,12 @@ def test_a_model_moves_without_a_byte():
 @maps
 def test_either_side_may_be_written():
     _x1()
-    for write in (lambda t: t.add_(1), lambda t: t[3].zero_(), lambda t: t.fill_(7), lambda t: t.copy_(torch.ones(8, 8))):
+    for write in (
+        lambda t: t.add_(1),
+        lambda t: t[3].zero_(),
+        lambda t: t.fill_(7),
+        lambda t: t.copy_(torch.ones(8, 8)),
+    ):
         x = torch.randn(8, 8)
         before = x.clone()
         y = x.to("xpu")
@@ -204,13 +208,13 @@ def test_handed_out_afterwards_it_is_separate():
 
 
 @maps
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int64, torch.bool, torch.complex64])
-def test_dtypes(dtype):
+def test_dtypes():
     _x1()
-    x = torch.randn(3, 5).mul(3).to(dtype)
-    y = x.to("xpu")
-    assert y.dtype == dtype and torch.equal(y.cpu(), x)
-    assert torch.equal(y.t().contiguous().cpu(), x.t())
+    for dtype in (torch.float32, torch.float16, torch.int8, torch.int64, torch.bool, torch.complex64):
+        x = torch.randn(3, 5).mul(3).to(dtype)
+        y = x.to("xpu")
+        assert y.dtype == dtype and torch.equal(y.cpu(), x), dtype
+        assert torch.equal(y.t().contiguous().cpu(), x.t()), dtype
 
 
 @maps
@@ -299,17 +303,21 @@ def test_the_cpu_computes_where_it_lies():
 @maps
 def test_memory_comes_back():
     _x1()
-    _, total = torch.xpu.mem_get_info()
-    start = torch.xpu.mem_get_info()[0]
+
+    def free():
+        gc.collect()
+        torch.xpu.synchronize()
+        torch.xpu.empty_cache()
+        return torch.xpu.mem_get_info()[0]
+
+    start = free()
     for size in range(1, 200):
         batch = torch.randn(size, 1000)
         on_chip = batch.to("xpu")
         on_chip.mul(2)
+    assert torch.xpu.mem_get_info()[0] < start
     del batch, on_chip
-    gc.collect()
-    torch.xpu.synchronize()
-    torch.xpu.empty_cache()
-    assert torch.xpu.mem_get_info() == (start, total)
+    assert free() == start
 
 
 @maps

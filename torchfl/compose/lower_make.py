@@ -142,7 +142,24 @@ def normal(rec: Recorder, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     return cast(rec, made.view(-1)[:n].view(sizes), dtype)
 
 
+def bounds_within(low: int, high: int, dtype: torch.dtype) -> tuple[int, int]:
+    """The bounds of [low, high) moved inwards, so that no integer between them becomes `high` when it is rounded to a
+    floating dtype: as PyTorch moves them (update_from and update_to in ATen/native/DistributionTemplates.h)."""
+    if not dtype.is_floating_point:
+        return low, high
+
+    def rounded(value: int) -> int:
+        return int(torch.tensor(value, dtype=torch.float64).to(dtype).item())
+
+    def step(value: int) -> int:  # between neighbouring numbers of the dtype
+        return max(1, int(2 ** (abs(value).bit_length()) * torch.finfo(dtype).eps / 2))
+
+    above, below = rounded(low + 1), rounded(high - 1)
+    return (above + step(low + 1) if above < low else low), (below - step(high - 1) if below >= high else high)
+
+
 def integers(rec: Recorder, sizes: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
+    low, high = bounds_within(low, high, dtype)
     if not (low < high and high - low < 1 << 63):  # PyTorch's CPU refuses the one, and can do the other
         raise NotComposable(f"random integers from {low} to {high}")
     bits = vec(rec, "vremainder", random_bits(rec, sizes), high - low)

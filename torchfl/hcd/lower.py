@@ -15,7 +15,7 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
     max_rank, max_batch, max_seq, max_elements    int or None
     bfloat16_emulation        bool
     memory_bytes              size of the off-chip memory or None; unified: bool
-    host_memory               how tensors of the host reach the chip: "copy", "lazy", "map", or "auto" (map, if it can)
+    host_memory               how tensors of the host reach the chip: copy, lazy, map; auto: map where it can be
     dtypes                    names, as in tensor.supported_dtypes
     layouts                   all that some unit supports, in order of mention; [] when no unit says
     default_layout, on_unsupported_dtype    text

@@ -279,9 +279,10 @@ def chain_arguments(names: Iterable[str]) -> set[str]:
     return known
 
 
-def instructions() -> list[str]:
+@functools.cache
+def instructions() -> tuple[str, ...]:
     """The names of the instruction set."""
-    return [name.partition("::")[2] for name in table() if name.startswith(f"{INSTRUCTION}::")]
+    return tuple(name.partition("::")[2] for name in table() if name.startswith(f"{INSTRUCTION}::"))
 
 
 def derived(name: str) -> frozenset[str]:

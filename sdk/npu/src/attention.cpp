@@ -22,6 +22,14 @@ namespace {
 
 constexpr int64_t kScores = 1 << 15;  // of a block: 128 KiB
 
+// Calls body(begin, count, buffer of `count` floats) for all of `n` elements.
+template <class F>
+void in_pieces(int64_t n, F&& body) {
+  constexpr int64_t kPiece = 512;
+  float buffer[kPiece];
+  for (int64_t done = 0; done < n; done += kPiece) body(done, std::min(kPiece, n - done), buffer);
+}
+
 struct Sheet {  // [heads, rows, columns]
   char* data = nullptr;
   int32_t dtype = 0;
@@ -54,16 +62,14 @@ struct AttentionCommand {
     gemm(
         count, keys, depth, a, b,
         [&](int64_t row, int64_t column, int64_t n, const float* values) {
-          float buffer[512];
-          for (int64_t done = 0; done < n; done += 512) {
-            const int64_t some = std::min<int64_t>(512, n - done);
+          in_pieces(n, [&](int64_t done, int64_t some, float* buffer) {
             if (mask.dtype) {
               const int64_t at = head / per_sample * mask.batch + head % per_sample * mask_head +
                                  (first + row) * mask.row + (column + done) * mask.column;
               load_floats(mask.data, mask.dtype, at, mask.column, some, buffer);
             }
             scale_add(values + done, mask.dtype ? buffer : nullptr, scores + row * keys + column + done, some, scale);
-          }
+          });
         },
         thread);
     for (int64_t row = 0; row < count; row++) sums[row] = exponentials(scores + row * keys, keys);
@@ -72,13 +78,11 @@ struct AttentionCommand {
     gemm(
         count, width, keys, c, d,
         [&](int64_t row, int64_t column, int64_t n, const float* values) {
-          float buffer[512];
-          for (int64_t done = 0; done < n; done += 512) {
-            const int64_t some = std::min<int64_t>(512, n - done);
+          in_pieces(n, [&](int64_t done, int64_t some, float* buffer) {
             const int64_t at = out.batch * head + (first + row) * out.row + (column + done) * out.column;
             scale_add(values + done, nullptr, buffer, some, 1 / sums[row]);
             store_floats(buffer, some, out.data, out.dtype, at, {nullptr, out.column});
-          }
+          });
         },
         thread);
   }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchfl.compose.lower_make import bounds_within
 from torchfl.compose.own._register import in_place, own
 
 
@@ -62,6 +63,7 @@ def random_(x: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
             high = 1 << {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}.get(x.dtype, 53)
         else:
             high = 2 if x.dtype == torch.bool else torch.iinfo(x.dtype).max + 1
+    low, high = bounds_within(low, high, x.dtype)
     return torch.randint(low, high, x.shape, dtype=torch.int64, device=x.device).to(x.dtype)
 
 
