@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchfl import _registry, _wrappers, hcd
+from torchfl import _device_name, _registry, _wrappers, hcd
 from torchfl._native import log
 from torchfl._when_imported import forget, when_imported
 from torchfl.errors import LoadError
@@ -38,6 +38,7 @@ def is_time() -> bool:
 def plan(sources: Sequence[_registry.Source]) -> list[PlannedChip]:
     """Have `sources` loaded when torch is imported. Raises LoadError or DescriptorError for what is wrong with one that
     somebody named; others are passed over."""
+    _device_name.requested()  # raises if it cannot be one
     before = list(_pending)
     _pending.extend(source for source in sources if source not in before)
     try:

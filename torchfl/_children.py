@@ -28,7 +28,8 @@ def remember(descriptors: Iterable[str]) -> None:
     from torchfl import _device_name
 
     os.environ[PARENTS] = os.pathsep.join(descriptors)
-    os.environ[PARENTS_FOLDERS] = os.environ.get("TORCHFL_DEVICE_DIR", "")
+    if folders := os.environ.get("TORCHFL_DEVICE_DIR"):
+        os.environ[PARENTS_FOLDERS] = folders
     chosen = _device_name.requested()
     if chosen is not None:
         os.environ[PARENTS_NAME] = chosen

@@ -64,6 +64,7 @@ def test_full():
     assert lowered["fallback"] == {
         "default": "compose",
         "ops": {"aten::_softmax": "custom_softmax", "aten::bmm": "error", "aten::cumsum": "cpu"},
+        "declared": {"aten::_softmax": "aten::softmax", "aten::bmm": "aten::bmm", "aten::cumsum": "aten::cumsum"},
         "budget": {"calls": 0, "bytes": 1 << 20},
     }
     assert lowered["power"] == {"cap_mw": 15_000, "idle_mw": 800}

@@ -89,8 +89,8 @@ def load_all(chips: list[str]) -> tuple[list[LoadedChip], dict[str, str]]:
 
 
 def name_of(source: Source) -> str:
-    """What the commands call a chip that nobody named: its folder for a shipped one, else its file."""
-    return source.path.parent.name if source.origin == "shipped" else str(source.path)
+    """What the commands call a chip: a shipped one by its folder, another as it was named, or by its file."""
+    return source.path.parent.name if source.origin == "shipped" else source.chip
 
 
 def bytes_text(count: Any) -> str:

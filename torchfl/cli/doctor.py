@@ -164,7 +164,10 @@ def _torch() -> Finding:
 
 def _chips(named: list[str]) -> list[tuple[str, Path | LoadError]]:
     if not named:
-        return [(name_of(source), source.path) for source in sources()]
+        try:
+            return [(name_of(source), source.path) for source in sources()]
+        except LoadError:  # without a native part, which was told of
+            return []
     found: list[tuple[str, Path | LoadError]] = []
     for chip in named:
         try:
