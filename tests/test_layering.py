@@ -71,9 +71,12 @@ def test_importing_the_package_imports_neither_torch_nor_native_code() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_few_files_include_torch_headers() -> None:
-    # Each costs seconds of build time, even compiled several at a time.
-    assert len([p for p in (ROOT / "csrc" / "aten").glob("*.cpp")]) <= 44
+def test_few_compilations_include_torch_headers() -> None:
+    # Each costs half a minute. Files are compiled several at a time.
+    text = (ROOT / "csrc" / "aten" / "CMakeLists.txt").read_text(encoding="utf-8")
+    batch = re.search(r"UNITY_BUILD_BATCH_SIZE (\d+)", text)
+    assert batch is not None
+    assert len([*(ROOT / "csrc" / "aten").glob("*.cpp")]) <= 12 * int(batch.group(1))
 
 
 def test_the_adapter_of_npu_v3_stays_small() -> None:
