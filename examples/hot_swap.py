@@ -72,7 +72,7 @@ class Service:
     def __init__(self, model, name, images, device):
         self.current = (model, name)
         self.images, self.device = images, device
-        self.times, self.answers = [], []  # (start, end); (name, image, the CPU's copy of the answer)
+        self.times, self.answers = [], []  # (start, end, image); (name, image, the CPU's copy of the answer)
         self.stop = threading.Event()
         self.failure = None
 
@@ -89,7 +89,7 @@ class Service:
                 start = time.perf_counter()
                 model, name = self.current
                 result = self.answer(model, self.images[index])
-                self.times.append((start, time.perf_counter()))
+                self.times.append((start, time.perf_counter(), index))
                 if turn % 16 == 0:
                     self.answers.append((name, index, result))
                 del model
@@ -112,7 +112,7 @@ def resident():
 
 
 def figures(times):
-    spans = sorted((end - start) * 1e3 for start, end in times)
+    spans = sorted((end - start) * 1e3 for start, end, _ in times)
     if not spans:
         return {"requests": 0}
     at = lambda share: spans[min(len(spans) - 1, int(share * len(spans)))]  # noqa: E731
@@ -148,6 +148,8 @@ def main():
         model = load(path, device)
         for image in images:
             service.answer(model, image)
+    gc.collect()
+    gc.freeze()  # a collection looks at every object and stops all threads: these stay for good
     worker = threading.Thread(target=service.run)
     worker.start()
     time.sleep(args.seconds)
@@ -165,7 +167,6 @@ def main():
         del model
         loading.append(switches[-1] - start)
         if swap == warm or swap == args.swaps:
-            gc.collect()
             memory.append((device_memory(device), resident()))
         time.sleep(args.pause)
     ended = time.perf_counter()
@@ -180,14 +181,15 @@ def main():
         "during": [t for t in service.times if t[1] >= began and t[0] <= ended],
         "after": [t for t in service.times if t[0] > ended],
     }
-    typical = statistics.median(end - start for start, end in phases["before"])
-    # The requests under way at a switch, or the first one after it.
+    typical = statistics.median(end - start for start, end, _ in phases["before"])
+    usual = [statistics.median([e - s for s, e, i in phases["before"] if i == size]) for size in range(len(images))]
+    # How much longer than usual for its size took the request under way at a switch, or the first one after it.
     stalls, at = [], 0
     for switch in switches:
         while at < len(service.times) - 1 and service.times[at][1] < switch:
             at += 1
         met = service.times[at : at + 2]
-        stalls.append(max(end - start for start, end in met) - typical)
+        stalls.append(max(end - start - usual[size] for start, end, size in met))
     stalls.sort()
     stall = max(0.0, stalls[min(len(stalls) - 1, int(0.99 * len(stalls)))]) if stalls else 0.0
     wrong = sum(
