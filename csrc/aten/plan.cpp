@@ -359,7 +359,7 @@ BuiltPlan build_plan(OpState& op, at::ArrayRef<c10::IValue> args, const Signatur
     decision.path = Path::cpu;
     decision.reason = unserved.empty() ? reason : reason + "; " + unserved;
     std::string uncomposed = no_program;
-    if (no_program.empty() && compose_here(op, args, signature, reason, announce, built, &uncomposed))
+    if (no_program.empty() && compose_here(op, args, signature, decision.reason, announce, built, &uncomposed))
       return std::move(built);
     if (!uncomposed.empty()) decision.reason += "; no program: " + uncomposed;
     go_elsewhere(op, args, plan, decision.reason, announce);

@@ -353,15 +353,15 @@ bool run_substitute(const Plan& plan, OpState& op, torch::jit::Stack* stack) {
   return run_custom(plan, op, stack);
 }
 
-// Why no program, or no function, is to be looked for again after this one refused a call.
-std::string give_up(const Plan& plan, const OpState& op, Refused& refused) {
+// This program, or function, refused a call: it is not to be looked for again.
+void give_up(const Plan& plan, const OpState& op, Refused& refused, std::string& no_program) {
   if (plan.kind == Plan::Kind::custom) {
     refused.emplace_back(nullptr, plan.function + " does not serve this call");
-    return "the custom fallback is tried in its place";
+    return;
   }
   const std::string refusal = take_sdk_message().text;
   stats::log(1, op.display + " on " + runtime::label(plan.device) + ": a kernel of its program refused: " + refusal);
-  return "a kernel of it refused: " + refusal;
+  no_program = "a kernel of it refused: " + refusal;
 }
 
 bool is_substitute(const Plan& plan) { return plan.kind == Plan::Kind::composed || plan.kind == Plan::Kind::custom; }
@@ -401,7 +401,7 @@ void decide_and_run(OpState& op, torch::jit::Stack* stack, at::ArrayRef<c10::IVa
   std::string no_program;
   if (plan != nullptr && is_substitute(*plan)) {
     if (run_substitute(*plan, op, stack)) return;
-    no_program = give_up(*plan, op, refused);
+    give_up(*plan, op, refused, no_program);
     plan = nullptr;
   } else if (plan != nullptr && plan->run == nullptr && plan->kind != Plan::Kind::handler) {
     run_elsewhere(*plan, op, stack);
@@ -445,7 +445,7 @@ void decide_and_run(OpState& op, torch::jit::Stack* stack, at::ArrayRef<c10::IVa
     plan = t_plans.put(hash, std::move(built.plan));
     if (is_substitute(*plan)) {
       if (run_substitute(*plan, op, stack)) return;
-      no_program = give_up(*plan, op, refused);
+      give_up(*plan, op, refused, no_program);
       was_refused = false;
       continue;
     }

@@ -123,7 +123,11 @@ const std::string& RouteTable::fallback_of(const OpSchema& schema) const {
   return own == chip_.fallback_ops.end() ? chip_.fallback_default : own->second;
 }
 
-bool RouteTable::may_compose(const OpSchema& schema) const { return instructions_ && fallback_of(schema) == "compose"; }
+// What a function or kernel of `fallback.ops` does not serve goes on as the chip's other operators do.
+bool RouteTable::may_compose(const OpSchema& schema) const {
+  const std::string& choice = fallback_of(schema);
+  return instructions_ && (is_path(choice) ? choice : chip_.fallback_default) == "compose";
+}
 
 const std::string& RouteTable::function_of(const OpSchema& schema) const {
   static const std::string none;

@@ -454,6 +454,10 @@ TEST(fallbacks) {
   CHECK(torchfl::RouteTable(with).may_compose(schema));
   with.fallback_ops = {{"aten::add", "cpu"}};
   CHECK(!torchfl::RouteTable(with).may_compose(schema));
+  with.fallback_ops = {{"aten::add", "my_add"}};  // what that does not serve
+  CHECK(torchfl::RouteTable(with).may_compose(schema));
+  with.fallback_default = "cpu";
+  CHECK(!torchfl::RouteTable(with).may_compose(schema));
 
   npu.fallback_default = "error";
   decision = decide(npu, call);

@@ -117,12 +117,15 @@ def test_a_kernel_of_the_adapter_serves_what_the_rows_refuse(variant: Variant) -
     ]
 
 
-def test_a_kernel_that_refuses_leaves_the_call_to_the_cpu(variant: Variant) -> None:
+@pytest.mark.parametrize(("default", "next_path"), [("compose", "composed"), ("cpu", "cpu")])
+def test_a_kernel_that_refuses_leaves_the_call_to_the_next_path(
+    variant: Variant, default: str, next_path: str
+) -> None:
     """`npu_v3_mean` takes no integers, and says so when it runs."""
     answer = variant(
-        """
-        ops: [{op: aten::prod, kernel: npu_v3_prod, dtypes: [float16]}]
-        fallback: {default: compose, ops: {"aten::prod": npu_v3_mean}}
+        f"""
+        ops: [{{op: aten::prod, kernel: npu_v3_prod, dtypes: [float16]}}]
+        fallback: {{default: {default}, ops: {{"aten::prod": npu_v3_mean}}}}
         """,
         """
         x = torch.arange(1, 5)
@@ -132,7 +135,7 @@ def test_a_kernel_that_refuses_leaves_the_call_to_the_cpu(variant: Variant) -> N
     )
     assert answer["value"] == [24, 24, 24]
     ((path, _, reason, calls),) = answer["rows"]
-    assert (path, calls) == ("cpu", 3)
+    assert (path, calls) == (next_path, 3)
     assert reason.startswith("int64 is not a dtype of npu_v3_prod (float16); ")
     assert "npu_v3_reduce" in reason, "the reason is the SDK's own"
 
@@ -319,11 +322,12 @@ def test_not_implemented_takes_the_next_path_and_a_default_of_error_forbids_it(f
         (first, rows), (second, again) = ran("aten::erfc", call), ran("aten::erfc", call)
         say(first=first, second=second, rows=rows, again=again, want=torch.special.erfc(x).tolist())
     """
-    answer = functions('fallback: {default: compose, ops: {"aten::erfc": "own_fallbacks:not_this"}}', code)
-    assert answer["first"] == answer["second"] == answer["want"]
-    assert answer["rows"] == answer["again"]
-    assert answer["rows"][0][0] == "cpu"
-    assert "own_fallbacks:not_this does not serve this call" in answer["rows"][0][2]
+    for default, path in (("compose", "composed"), ("cpu", "cpu")):
+        answer = functions(f'fallback: {{default: {default}, ops: {{"aten::erfc": "own_fallbacks:not_this"}}}}', code)
+        assert answer["first"] == answer["second"] and answer["first"] == pytest.approx(answer["want"], rel=1e-6)
+        assert answer["rows"] == answer["again"]
+        assert answer["rows"][0][0] == path
+        assert "own_fallbacks:not_this does not serve this call" in answer["rows"][0][2]
     forbidden = functions('fallback: {default: error, ops: {"aten::erfc": "own_fallbacks:not_this"}}', code)
     assert "own_fallbacks:not_this does not serve this call" in forbidden["first"]
     assert forbidden["second"] == forbidden["first"]
