@@ -14,7 +14,7 @@ import os
 from types import TracebackType
 from typing import Any
 
-from torchfl import _children, _device_name, _registry
+from torchfl import _children, _device_name, _profiled_name, _registry
 from torchfl._patches import Patches
 from torchfl.errors import LoadError
 
@@ -110,15 +110,11 @@ def _engage(torch: Any, engine: Any) -> None:
     _device_module.attach(_patches, "cuda", module)
     _patches.item(_device_module._modules, "cuda", module)
 
-    from torch.autograd.profiler import profile
-    from torch.profiler import ProfilerActivity
-
     _patches.attribute(torch.Tensor, "cuda", _tensor_cuda)
     _patches.attribute(torch.Tensor, "is_cuda", property(_is_cuda))
     for function in _cuda_copies.ALL:
         _patches.attribute(torch._C, function.__name__, function)
-    _patches.attribute(ProfilerActivity, "CUDA", ProfilerActivity.PrivateUse1)
-    _patches.attribute(profile, "config", _config_of_profile(profile.config))
+    _profiled_name.install(_patches, "cuda")
     # By the type's name a PyTorch without the fault would say that the memory is CUDA's.
     _patches.attribute(torch.Tensor, "__dlpack_device__", _stock_faults.dlpack_device(torch.Tensor.__dlpack_device__))
     _send_as_ours(c)
@@ -165,26 +161,6 @@ def _send_as_ours(engine: Any) -> None:
     for kind, reducer in list(reducers.items()):
         if kind.__module__.partition(".")[0] == "torch":
             _patches.item(reducers, kind, under_true_names(reducer))
-
-
-def _config_of_profile(stock: Any) -> Any:
-    """By the device's name a profile takes CUDA's state, in which Kineto is not told of our devices' profiler."""
-    import functools
-
-    from torch.autograd import ProfilerState
-
-    ours = {
-        ProfilerState.KINETO: ProfilerState.KINETO_PRIVATEUSE1,
-        ProfilerState.KINETO_GPU_FALLBACK: ProfilerState.KINETO_PRIVATEUSE1_FALLBACK,
-    }
-
-    @functools.wraps(stock)
-    def config(self: Any, create_trace_id: bool = False) -> Any:
-        if self.use_device == "cuda":
-            self.profiler_kind = ours.get(self.profiler_kind, self.profiler_kind)
-        return stock(self, create_trace_id)
-
-    return config
 
 
 def _is_cuda(self: Any) -> bool:

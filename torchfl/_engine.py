@@ -371,6 +371,7 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
         _fallbacks,
         _no_device,
         _processes,
+        _profiled_name,
         _safetensors,
         _stock_faults,
     )
@@ -398,6 +399,8 @@ def _attach(chip: LoadedChip, lowered: dict[str, Any], type_name: str) -> None:
     _device_module.register(c, chip, lowered, type_name, is_first=is_first)
     if is_first:
         _device_name.show(c, device_type)
+        if _device_name.shown():
+            _profiled_name.install(engine_patches, _device_name.shown())
     _loaded[device_type] = chip
     if chip.count > 0:
         _stock_faults.install(engine_patches)

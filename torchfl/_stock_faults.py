@@ -7,6 +7,8 @@ fault.
 from __future__ import annotations
 
 import enum
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +41,42 @@ def _dlpack_device(patches: Patches) -> None:
         patches.attribute(torch.Tensor, "__dlpack_device__", dlpack_device(stock))
 
 
+def _tied_parameters(patches: Patches) -> None:
+    """`Module.to` puts a new parameter in the place of each that goes to a renamed backend (a CPU tensor cannot become
+    one of its tensors), once for each module that has it: what was one parameter, as tied embeddings are, comes apart.
+    """
+    cpu, ours = torch.empty(0), torch.empty(0, device=torch.device(torch._C._get_privateuse1_backend_name(), 0))
+    if torch._has_compatible_shallow_copy_type(cpu, ours):
+        return
+    inside = threading.local()
+    stock = torch.nn.Module._apply
+
+    @functools.wraps(stock)
+    def _apply(self: torch.nn.Module, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        if getattr(inside, "a_call", False):
+            return stock(self, fn, recurse)
+        places: dict[int, list[tuple[dict[str, Any], str, Any]]] = {}
+        for module in self.modules() if recurse else (self,):
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    places.setdefault(id(parameter), []).append((module._parameters, key, parameter))
+        inside.a_call = True
+        try:
+            applied = stock(self, fn, recurse)
+        finally:
+            inside.a_call = False
+        for (held, key, before), *others in places.values():
+            if held[key] is not before:
+                for parameters, name, _ in others:
+                    parameters[name] = held[key]
+        return applied
+
+    patches.attribute(torch.nn.Module, "_apply", _apply)
+
+
 def install(patches: Patches) -> None:
     _dlpack_device(patches)
+    _tied_parameters(patches)
 
 
 __all__ = ["dlpack_device", "install"]

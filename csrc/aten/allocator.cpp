@@ -21,7 +21,10 @@ void release_block(void* context) {
 
 // With who holds the memory, where its history is on.
 [[noreturn]] void throw_out_of_memory(DeviceEntry& entry, size_t bytes, const Error& error) {
-  throw Error(error.kind, error.what() + memory_history::out_of_memory(entry, bytes), error.sdk_code);
+  std::string text = error.what();
+  if (const uint64_t mapped = entry.mapped_bytes.load())
+    text += " " + std::to_string(mapped) + " bytes of the host's memory are mapped besides: tensors that lie there.";
+  throw Error(error.kind, text + memory_history::out_of_memory(entry, bytes), error.sdk_code);
 }
 
 using c10::CachingAllocator::StatType;
@@ -48,8 +51,9 @@ class TorchDeviceAllocator final : public c10::DeviceAllocator {
         return entry.allocator->allocate(bytes, runtime::current_stream(index));
       } catch (const Error& error) {
         if (error.kind != ErrorKind::out_of_memory) throw;
-        // What was only kept in case it is needed again goes first.
-        if (!drop_kept(index)) throw_out_of_memory(entry, bytes, error);
+        // What was only kept in case it is needed again goes first, and what waits for its stream.
+        const bool waited = entry.synchronize_pending();
+        if (!drop_kept(index) && !waited) throw_out_of_memory(entry, bytes, error);
         try {
           return entry.allocator->allocate(bytes, runtime::current_stream(index));
         } catch (const Error& again) {

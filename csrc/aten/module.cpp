@@ -511,6 +511,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("stream_handle",
         [](int index, int64_t id) { return reinterpret_cast<uintptr_t>(runtime::device(index).stream_handle(id)); });
   m.def("note_exported", &unified::exported);
+  m.def("note_fresh", &unified::fresh);
   // For tools and tests that ask the SDK about a tensor's memory. The address is the device's, not the host's.
   m.def("data_address", [](const at::Tensor& tensor) {
     return reinterpret_cast<uintptr_t>(tensor.storage().data()) +

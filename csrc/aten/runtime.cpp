@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+
 #include "memory_history.h"
 #include "profiler.h"
 #include "stats.h"
@@ -171,6 +173,18 @@ void DeviceEntry::synchronize_all() {
   for (void* handle : handles) synchronize(handle);
 }
 
+bool DeviceEntry::synchronize_pending() {
+  std::vector<void*> handles;
+  {
+    std::lock_guard<std::mutex> lock(pending_mutex);
+    for (const auto& [stream, host] : pending) {
+      if (std::find(handles.begin(), handles.end(), stream) == handles.end()) handles.push_back(stream);
+    }
+  }
+  for (void* handle : handles) synchronize(handle);
+  return !handles.empty();
+}
+
 void DeviceEntry::keep_until_passed(void* stream, at::Tensor host) {
   constexpr size_t kMaxBytes = size_t(64) << 20, kMaxCount = 512;
   bool full = false;
@@ -180,7 +194,7 @@ void DeviceEntry::keep_until_passed(void* stream, at::Tensor host) {
     pending.emplace_back(stream, std::move(host));
     full = pending_bytes > kMaxBytes || pending.size() > kMaxCount;
   }
-  if (full) synchronize(stream);
+  if (full) synchronize_pending();
 }
 
 void rethrow(const Error& error) {

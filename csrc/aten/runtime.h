@@ -50,6 +50,7 @@ struct DeviceEntry {
   std::unique_ptr<Device> device;
   std::unique_ptr<CachingAllocator> allocator;
   HostMemory host_memory = HostMemory::copy;
+  std::atomic<uint64_t> mapped_bytes{0};  // of the host's memory
 
   std::mutex streams_mutex;
   std::deque<void*> streams;           // by stream id; id 0 is the default stream (NULL)
@@ -67,6 +68,7 @@ struct DeviceEntry {
   c10::StreamId pooled_stream(bool high_priority);
   void synchronize(void* stream);  // and lets go of what the stream's copies read
   void synchronize_all();
+  bool synchronize_pending();  // the streams that `pending` waits for; whether there are any
   void keep_until_passed(void* stream, at::Tensor host);
 };
 

@@ -78,6 +78,12 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
 
 // `stable`: the source will not be written until the stream has passed (pinned memory that the user promised, or a
 // temporary of ours), so it may be read asynchronously.
+// Whether to_host() of the tensor is a view of its memory, not a copy.
+bool lies_in_reach(const at::Tensor& tensor) {
+  return runtime::device(tensor.device().index()).device->host_accessible() ||
+         unified::lies_on_host(tensor.storage().data_ptr());
+}
+
 void host_to_device(const at::Tensor& dst, const at::Tensor& src, bool stable) {
   DeviceEntry& entry = runtime::device(dst.device().index());
   if (!is_dense(dst)) {
@@ -111,7 +117,7 @@ void host_to_device(const at::Tensor& dst, const at::Tensor& src, bool stable) {
 
 void device_to_host(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
   DeviceEntry& entry = runtime::device(src.device().index());
-  if (entry.device->host_accessible() || unified::lies_on_host(src.storage().data_ptr())) {
+  if (lies_in_reach(src)) {
     dst.copy_(to_host(src));
     return;
   }
@@ -152,7 +158,7 @@ void device_to_device(const at::Tensor& dst, const at::Tensor& src) {
       return;
     }
   }
-  host_to_device(dst, to_host(packed), /*stable=*/true);
+  host_to_device(dst, to_host(packed), /*stable=*/!lies_in_reach(packed));
 }
 
 // Strict mode: nothing that the CPU does to a device's memory goes unseen.
@@ -309,7 +315,7 @@ Way copy_on_device(const at::Tensor& dst, const at::Tensor& src) {
     return Way::host;
   }
   if (is_dense(dst)) {
-    host_to_device(dst, to_host(src), /*stable=*/true);
+    host_to_device(dst, to_host(src), /*stable=*/!lies_in_reach(src));
     return Way::host;
   }
   // Neither dense nor something the chip can scatter: change the covered bytes on the host and put them back.

@@ -34,12 +34,14 @@ struct Mapping {
   Mapping(DeviceEntry& device, HostBuffer& buffer);
   Mapping(const Mapping&) = delete;
   ~Mapping() {
+    entry.mapped_bytes.fetch_sub(bytes, std::memory_order_relaxed);
     try {
       entry.device->unmap_host(address);
     } catch (const Error&) {  // the device is lost, or another process's: there is nothing to unmap
     }
   }
   DeviceEntry& entry;
+  const uint64_t bytes;
   void* const address;
 };
 
@@ -51,7 +53,9 @@ struct HostBuffer {
 };
 
 Mapping::Mapping(DeviceEntry& device, HostBuffer& buffer)
-    : entry(device), address(device.device->map_host(buffer.memory.mutable_get(), buffer.bytes)) {}
+    : entry(device), bytes(buffer.bytes), address(device.device->map_host(buffer.memory.mutable_get(), bytes)) {
+  entry.mapped_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
 
 struct Holder {
   std::shared_ptr<HostBuffer> buffer;
@@ -118,11 +122,12 @@ c10::DataPtr moved(Holder& holder) {
   void* stream = runtime::current_stream(entry.index);
   if (holder.waits()) {
     bytes_to_device(entry, fresh.mutable_get(), buffer.memory.get(), buffer.bytes);
-  } else {
-    guarded([&] {
-      entry.device->copy(stream, fresh.mutable_get(), holder.mapping->address, buffer.bytes, UBA_DEVICE_TO_DEVICE);
-    });
+    entry.synchronize(stream);  // only when they have arrived is the host's memory given up
+    return fresh;
   }
+  guarded([&] {
+    entry.device->copy(stream, fresh.mutable_get(), holder.mapping->address, buffer.bytes, UBA_DEVICE_TO_DEVICE);
+  });
   entry.keep_until_passed(
       stream, at::from_blob(
                   buffer.memory.get(), {int64_t(buffer.bytes)},
@@ -185,8 +190,10 @@ const char* cannot_share(const at::Tensor& host) {
     return "it is a part of a larger tensor";
   if (host.is_conj() || host.is_neg()) return "it is a conjugate or negative view";
   if (to_uba_dtype(host.scalar_type()) == 0) return "its dtype has no place in an adapter";
-  if (!storage->resizable() || was_exported(storage))
+  if (was_exported(storage) || (!storage->resizable() && storage->allocator() != nullptr))
     return "its memory was handed out, to numpy or by DLPack, and may be written there";
+  if (!storage->resizable())  // as torch.load makes them, and numpy leaves them
+    return "its memory may have been handed out before the chip was loaded, to numpy, and be written there";
   const c10::DataPtr& ptr = storage->data_ptr();
   if (holder_of(ptr) != nullptr) return nullptr;
   if (storage->has_materializer()) return "it shares its memory with another CPU tensor";
@@ -217,7 +224,16 @@ Holder* begin_to_share(c10::StorageImpl* storage) {
 std::shared_ptr<Mapping> mapped(HostBuffer& buffer, DeviceEntry& entry) {
   std::weak_ptr<Mapping>& known = buffer.mappings[entry.index];
   if (std::shared_ptr<Mapping> mapping = known.lock()) return mapping;
-  auto mapping = std::make_shared<Mapping>(entry, buffer);
+  std::shared_ptr<Mapping> mapping;
+  try {
+    mapping = std::make_shared<Mapping>(entry, buffer);
+  } catch (const Error& error) {
+    if (error.kind == ErrorKind::device_lost) throw;
+    // What was dropped may only wait for its stream, and the cache for its next use.
+    entry.synchronize_all();
+    entry.allocator->empty_cache();
+    mapping = std::make_shared<Mapping>(entry, buffer);
+  }
   known = mapping;
   return mapping;
 }
@@ -301,12 +317,12 @@ at::Tensor share_back(const at::Tensor& ours) {
   c10::StorageImpl* storage = ours.storage().unsafeGetStorageImpl();
   std::lock_guard<std::mutex> lock(sharing());
   Holder* holder = holder_of(storage->data_ptr());
-  if (holder == nullptr) return {};
+  // Without the materializer somebody has its address to write to.
+  if (holder == nullptr || !storage->has_materializer()) return {};
   if (holder->mapping != nullptr) {
     for (void* stream : holder->streams) holder->entry->synchronize(stream);  // it may have been written where it lies
   }
   std::lock_guard<std::mutex> buffer_lock(holder->buffer->mutex);
-  if (!storage->has_materializer()) storage->set_materializer(&separate);
   const std::shared_ptr<HostBuffer>& buffer = holder->buffer;
   auto* theirs = new Holder{buffer, nullptr, nullptr, {}};
   at::Tensor out =
@@ -358,6 +374,19 @@ void record_stream(const c10::DataPtr& ptr, void* stream) {
   std::lock_guard<std::mutex> lock(sharing());
   if (std::find(holder->streams.begin(), holder->streams.end(), stream) == holder->streams.end())
     holder->streams.push_back(stream);
+}
+
+void fresh(const at::Tensor& host) {
+  if (!host.is_cpu() || !host.has_storage()) return;
+  c10::StorageImpl* storage = host.storage().unsafeGetStorageImpl();
+  if (storage->resizable() || was_exported(storage)) return;
+  const c10::DataPtr& ptr = storage->data_ptr();
+  c10::Allocator* allocator = is_pinned(ptr.get()) ? pinned_allocator() : c10::GetCPUAllocator();
+  if (allocator == c10::GetCPUAllocator() &&
+      (ptr.get_context() != ptr.get() || ptr.get_deleter() != allocator->raw_deleter()))
+    return;
+  storage->set_allocator(allocator);
+  storage->set_resizable(true);
 }
 
 void exported(const at::Tensor& host) {
@@ -416,6 +445,7 @@ at::Tensor to_host_shared(const at::Tensor& self, OptionalDtype dtype, OptionalF
   if (C10_LIKELY(g_storages.load(std::memory_order_relaxed) == 0) || self.numel() == 0) return {};
   if (dtype.value_or(self.scalar_type()) != self.scalar_type() || !lies_on_host(self.storage().data_ptr()) ||
       !is_dense(self) || self.nbytes() != self.storage().nbytes() || self.is_conj() || self.is_neg() ||
+      self.scalar_type() == c10::kBool ||  // written as bytes it may hold others than 0 and 1
       !keeps_strides(self, format)) {
     return {};
   }

@@ -54,6 +54,9 @@ void arrive(const at::Tensor& ours);
 at::Tensor read_only(const at::Tensor& ours);
 // Another stream uses the memory.
 void record_stream(const c10::DataPtr& ptr, void* stream);
+// The tensor was made a moment ago, and its memory was not handed out to anybody: where PyTorch leaves that open
+// (torch.load, pin_memory), its storage gets the marks that tensors have otherwise.
+void fresh(const at::Tensor& host);
 // The tensor's memory was handed out to code outside of PyTorch: it is shared no more.
 void exported(const at::Tensor& host);
 

@@ -80,7 +80,8 @@ def test_a_saved_tensor_brings_its_chip(tmp_path):
 
 
 def test_the_import_costs_less_than_50_ms():
-    """Median of three, the first of which imports; the search for entry points is paid by every process anyway."""
+    """Of processor time, so that what else the machine does counts little. Median of three, the first of which imports;
+    the search for entry points is paid by every process anyway."""
     _code, lines, err = _python(
         """
         import sys, time, torch
@@ -88,11 +89,11 @@ def test_the_import_costs_less_than_50_ms():
         for _ in range(3):
             for name in [name for name in sys.modules if name.startswith("torchfl")]:
                 del sys.modules[name]
-            begin = time.perf_counter()
+            begin = time.process_time()
             from torchfl import _autoload
             _autoload.start()
-            times.append(time.perf_counter() - begin)
-            assert sorted(_autoload._names) == ["fpga_mm", "npu", "npu_v3", "xpu"]
+            times.append(time.process_time() - begin)
+            assert sorted(_autoload._names) == ["fpga_mm", "npu", "npu_v3"]
             _autoload.unwatch()
         print(sorted(times)[1])
         """,

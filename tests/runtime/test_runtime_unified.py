@@ -285,6 +285,102 @@ def test_storages_that_change_their_size():
 
 
 @maps
+def test_an_address_that_was_given_out_stays_the_tensors():
+    """By DLPack or data_ptr: it is neither shared again nor moved away from under its user."""
+    _x1()
+    y = torch.ones(8).to("xpu")
+    alias = torch.from_dlpack(y)
+    back = y.cpu()
+    alias.fill_(3)
+    assert (back == 1).all() and (y.cpu() == 3).all()
+    y.fill_(5)
+    assert (alias.cpu() == 5).all()
+    y = torch.ones(8).to("xpu")
+    address = y.data_ptr()
+    y.cpu()
+    y.fill_(5)
+    assert y.data_ptr() == address
+
+
+@maps
+def test_loaded_and_pinned_tensors_are_shared():
+    import io
+
+    _x1()
+    file = io.BytesIO()
+    torch.save({"w": torch.randn(100)}, file)
+    file.seek(0)
+    loaded = torch.load(file)["w"]
+    with Moved() as moved:
+        y = loaded.to("xpu")
+    assert (moved.bytes, moved.shared) == (0, 400)
+    loaded.zero_()
+    assert y.cpu().any()
+    file.seek(0)
+    loaded = torch.load(file)["w"]
+    array = loaded.numpy()
+    y = loaded.to("xpu")
+    array[:] = 0
+    assert y.cpu().any()
+    pinned = torch.randn(100).pin_memory()
+    with Moved() as moved:
+        pinned.to("xpu", non_blocking=True)
+    assert (moved.bytes, moved.shared) == (0, 400)
+    array = pinned.numpy()
+    y = pinned.to("xpu")
+    array[:] = 0
+    assert y.cpu().any()
+
+
+@maps
+def test_odd_bools_do_not_reach_the_host():
+    _x1()
+    bytes_ = torch.zeros(4, dtype=torch.uint8).to("xpu")
+    bools = bytes_.view(torch.bool)
+    bytes_.fill_(7)
+    assert torch.equal(bools.cpu(), torch.ones(4, dtype=torch.bool))
+
+
+@maps
+def test_a_copy_to_another_chip_has_read_its_source_when_it_returns():
+    import torchfl
+
+    _x1()
+    torchfl.load("npu_v3")
+    busy = torch.randn(500, 500).to("npu_v3:0")
+    for size in (7, 1000, 200_000):
+        y = torch.full((size,), 3, dtype=torch.int32).to("xpu")
+        y.add_(0)
+        busy @ busy
+        there = y.to("npu_v3:0")
+        y.fill_(0)
+        assert (there.cpu() == 3).all(), size
+
+
+@maps
+def test_tied_parameters_stay_tied():
+    _x1()
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False))
+    model[1].weight = model[0].weight
+    with Moved() as moved:
+        model.to("xpu")
+    assert model[0].weight is model[1].weight and model[0].weight.device.type == "xpu"
+    assert len(list(model.parameters())) == 1 and moved.bytes == 0
+    model.cpu()
+    assert model[0].weight is model[1].weight and model[0].weight.device.type == "cpu"
+
+
+@maps
+def test_a_profile_without_arguments_has_the_chip():
+    _x1()
+    x = torch.randn(64, 64).to("xpu")
+    with torch.profiler.profile() as profile:
+        torch.relu(x)
+        torch.xpu.synchronize()
+    assert any(event.device_type == torch.autograd.DeviceType.PrivateUse1 for event in profile.events())
+
+
+@maps
 def test_the_cpu_computes_where_it_lies():
     """What the chip does not have moves nothing either way."""
     _x1()
@@ -343,6 +439,54 @@ def test_threads_share_one_tensor():
     for thread in threads:
         thread.join()
     assert not failures, set(failures)
+
+
+def test_memory_that_only_waits_is_given_up_when_it_runs_out():
+    """Dropped tensors, and what the allocator keeps, make room for others to be mapped or allocated."""
+    ran = run_script(
+        """
+import torch, torchfl
+torchfl.load("x1")
+torch.zeros(1).to("xpu")
+for i in range(100):
+    x = torch.ones(1 << 20)
+    y = x.to("xpu")
+    del x, y
+for i in range(100):
+    y = torch.empty(1 << 20, device="xpu")
+    x = torch.ones(1 << 20).to("xpu")
+    del x, y
+cached = [torch.empty(1 << 22, device="xpu") for _ in range(3)]
+del cached
+before = torchfl.transfers()["to_device_bytes"]
+x = torch.ones(1 << 21).to("xpu")
+assert torchfl.transfers()["to_device_bytes"] == before
+held = [torch.ones(1 << 22).to("xpu") for _ in range(3)]
+try:
+    torch.empty(1 << 24, device="xpu")
+except torch.OutOfMemoryError as error:
+    print("bytes of the host's memory are mapped besides" in str(error))
+""",
+        env={"X1_SIM_MEMORY": "64"},
+    )
+    assert ran.out.strip() == "True", ran.out + ran.err
+
+
+def test_a_first_use_that_fails_can_be_tried_again():
+    ran = run_script(
+        """
+import torch, torchfl
+torchfl.load("npu_v3")
+x = torch.ones(1000).to("npu_v3:0")
+try:
+    print((x + 1).sum().item())
+except RuntimeError as error:
+    print("failed")
+print((x + 1).sum().item())
+""",
+        env={"TORCHFL_HOST_MEMORY": "lazy", "NPU_SIM_FAULT": "async:npu_memcpy_async:1"},
+    )
+    assert ran.out.split() == ["failed", "2000.0"], ran.out + ran.err
 
 
 def test_strategies_of_one_chip():

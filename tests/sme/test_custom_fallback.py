@@ -118,9 +118,7 @@ def test_a_kernel_of_the_adapter_serves_what_the_rows_refuse(variant: Variant) -
 
 
 @pytest.mark.parametrize(("default", "next_path"), [("compose", "composed"), ("cpu", "cpu")])
-def test_a_kernel_that_refuses_leaves_the_call_to_the_next_path(
-    variant: Variant, default: str, next_path: str
-) -> None:
+def test_a_kernel_that_refuses_leaves_the_call_to_the_next_path(variant: Variant, default: str, next_path: str) -> None:
     """`npu_v3_mean` takes no integers, and says so when it runs."""
     answer = variant(
         f"""
