@@ -41,9 +41,11 @@ def _dlpack_device(patches: Patches) -> None:
         patches.attribute(torch.Tensor, "__dlpack_device__", dlpack_device(stock))
 
 
-def _tied_parameters(patches: Patches) -> None:
-    """`Module.to` puts a new parameter in the place of each that goes to a renamed backend (a CPU tensor cannot become
-    one of its tensors), once for each module that has it: what was one parameter, as tied embeddings are, comes apart.
+def _moved_parameters(patches: Patches) -> None:
+    """`Module.to` puts a new parameter in the place of each that goes to a renamed backend (`.data` of a CPU tensor
+    cannot be set to one of its tensors), once for each module that has it. So an optimizer that was made before trains
+    what nobody uses, and what was one parameter, as tied embeddings are, comes apart. As on CUDA the parameter is to
+    stay the object that it was. Where it cannot (a graph or a weak reference holds it), it is replaced, once for all.
     """
     cpu, ours = torch.empty(0), torch.empty(0, device=torch.device(torch._C._get_privateuse1_backend_name(), 0))
     if torch._has_compatible_shallow_copy_type(cpu, ours):
@@ -66,9 +68,18 @@ def _tied_parameters(patches: Patches) -> None:
         finally:
             inside.a_call = False
         for (held, key, before), *others in places.values():
-            if held[key] is not before:
-                for parameters, name, _ in others:
-                    parameters[name] = held[key]
+            made = held[key]
+            if made is before:
+                continue
+            attributes = dict(vars(before))
+            try:
+                torch.utils.swap_tensors(before, made)
+                vars(before).update(attributes)
+                made = before
+            except RuntimeError:
+                pass
+            for parameters, name in ((held, key), *((p, n) for p, n, _ in others)):
+                parameters[name] = made
         return applied
 
     patches.attribute(torch.nn.Module, "_apply", _apply)
@@ -76,7 +87,7 @@ def _tied_parameters(patches: Patches) -> None:
 
 def install(patches: Patches) -> None:
     _dlpack_device(patches)
-    _tied_parameters(patches)
+    _moved_parameters(patches)
 
 
 __all__ = ["dlpack_device", "install"]

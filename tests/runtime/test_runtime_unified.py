@@ -6,6 +6,7 @@ Two chips: x1 maps host memory and never moves it; npu_v3, asked to be lazy, mov
 import ctypes
 import gc
 import threading
+import weakref
 
 import numpy as np
 import torch
@@ -368,6 +369,43 @@ def test_tied_parameters_stay_tied():
     assert len(list(model.parameters())) == 1 and moved.bytes == 0
     model.cpu()
     assert model[0].weight is model[1].weight and model[0].weight.device.type == "cpu"
+
+
+@lazy
+def test_parameters_stay_the_objects_that_they_were():
+    """As on CUDA: an optimizer that was made before `.to` trains the model."""
+    _npu()
+    model = torch.nn.Linear(4, 2)
+    model.weight.tag = "mine"
+    before = [p for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(3, 4)).sum().backward()
+    grad = model.weight.grad.clone()
+    start = model.weight.detach().clone()
+    model.to("npu_v3:0")
+    assert all(p is q for p, q in zip(model.parameters(), before, strict=True))
+    assert model.weight.device.type == "npu_v3" and model.weight.is_leaf and model.weight.requires_grad
+    assert model.weight.tag == "mine" and torch.equal(model.weight.grad.cpu(), grad)
+    optimizer.step()
+    assert torch.allclose(model.weight.cpu(), start - 0.1 * grad, atol=1e-6)
+    # A graph from before the move cannot run backward, as on CUDA, and harms nobody.
+    model = torch.nn.Linear(4, 2)
+    loss = model(torch.ones(3, 4)).sum()
+    model.to("npu_v3:0")
+    for _ in range(2):
+        model(torch.ones(3, 4, device="npu_v3:0")).sum().backward()
+    assert torch.equal(model.bias.grad.cpu(), torch.full((2,), 6.0))
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "only change the device/dtype before running forward" in str(error)
+    else:
+        raise AssertionError("the gradient went nowhere")
+    # Something refers to it weakly: it is replaced.
+    model = torch.nn.Linear(4, 2)
+    reference = weakref.ref(model.weight)
+    model.to("npu_v3:0")
+    assert model.weight.device.type == "npu_v3" and reference() is not model.weight
 
 
 @maps
