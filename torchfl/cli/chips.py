@@ -90,7 +90,9 @@ def load_all(chips: list[str]) -> tuple[list[LoadedChip], dict[str, str]]:
 
 def name_of(source: Source) -> str:
     """What the commands call a chip: a shipped one by its folder, another as it was named, or by its file."""
-    return source.path.parent.name if source.origin == "shipped" else source.chip
+    from torchfl._paths import shipped_chips
+
+    return next((name for name, path in shipped_chips().items() if path == source.path), source.chip)
 
 
 def bytes_text(count: Any) -> str:
