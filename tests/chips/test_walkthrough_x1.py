@@ -236,7 +236,8 @@ def own_list(module, tmp_path_factory):
 def test_with_the_documents_own_dtypes_it_runs_and_the_log_says_what_was_done(own_list):
     ran = run(MAIN, own_list)
     assert ran.code == 0, ran.err[-3000:]
-    assert ran.out.splitlines()[:3] == [
+    assert ran.out.splitlines()[:8] == [
+        "True", "0", "1", "torch.Size([32, 1000])", "npu_v3:0",
         "XPU available: True", "False", "Output shape: torch.Size([1, 64, 111, 111])",
     ]  # fmt: skip
     lines = [line for line in log_lines(ran.err) if line.startswith("aten::convolution")]
@@ -268,10 +269,10 @@ BOTH = """
 import json, runpy, sys
 folder, main = sys.argv[1:]
 sys.path.insert(0, folder)
-import torch, torch_fl, torchfl
-torch_fl.load_hcd(folder + "/npu_v3.hcd")
-torch_fl.load_uba("npu_v3")
+sys.argv = ["run_resnet50.py", folder + "/npu_v3.hcd"]
+runpy.run_path(folder + "/run_resnet50.py", run_name="__main__")
 runpy.run_path(main, run_name="__main__")
+import torch, torchfl
 a = torch.randn(4, 8).half()
 there = a.to("npu_v3:0")
 back = there.to("xpu").to("npu_v3:0")
@@ -291,7 +292,8 @@ def test_both_walkthroughs_in_one_process(folder):
     env = variables(TORCHFL_DEVICE_DIR=str(folder))
     ran = run_script(BOTH, str(npu), str(FILES / "main.py"), env=env)
     answer = told(ran)
-    assert ran.out.splitlines()[:3] == [
+    assert ran.out.splitlines()[:8] == [
+        "True", "0", "1", "torch.Size([32, 1000])", "npu_v3:0",
         "XPU available: True", "False", "Output shape: torch.Size([1, 64, 111, 111])",
     ]  # fmt: skip
     assert answer["sum"] and answer["counts"] == [1, 1] and answer["devices"] == ["npu_v3:0", "npu_v3:1"]
