@@ -65,11 +65,24 @@ void read_results(const py::object& answer, const c10::FunctionSchema& form, con
   throw error;
 }
 
-bool call_python(const std::string& function, const c10::OperatorHandle& form, const std::vector<c10::IValue>& args,
-                 int device, std::vector<c10::IValue>* results) {
+// Runs `body` under the GIL, with what is switched on for the caller out of its way.
+template <class Body>
+bool under_the_gil(Body&& body) {
   const Undisturbed undisturbed;
   py::gil_scoped_acquire gil;
   try {
+    return body();
+  } catch (py::error_already_set& raised) {
+    raised.restore();
+  } catch (const py::builtin_exception& raised) {
+    raised.set_error();
+  }
+  raise_here();
+}
+
+bool call_python(const std::string& function, const c10::OperatorHandle& form, const std::vector<c10::IValue>& args,
+                 int device, std::vector<c10::IValue>* results) {
+  return under_the_gil([&] {
     TORCH_CHECK(g_call != nullptr, "no way to call ", function);
     py::list values;
     size_t next = 0;
@@ -81,12 +94,7 @@ bool call_python(const std::string& function, const c10::OperatorHandle& form, c
     if (answer.ptr() == Py_NotImplemented) return false;
     read_results(answer, form.schema(), name + " on " + runtime::label(device) + ": its fallback " + function, results);
     return true;
-  } catch (py::error_already_set& raised) {
-    raised.restore();
-  } catch (const py::builtin_exception& raised) {
-    raised.set_error();
-  }
-  raise_here();
+  });
 }
 
 // What pybind's caster takes for a tensor that is not given; None it does not take.
@@ -105,9 +113,7 @@ PyObject* undefined_tensor() {
 bool call_wrapper(const Wrapper& wrapper, const Callee& callee, const c10::FunctionSchema& schema,
                   const std::vector<c10::IValue>& args, const c10::FunctionSchema& returns,
                   std::vector<c10::IValue>* results) {
-  const Undisturbed undisturbed;
-  py::gil_scoped_acquire gil;
-  try {
+  return under_the_gil([&] {
     py::tuple values(args.size());
     for (size_t i = 0; i < args.size(); i++) {
       py::object value = to_python(args[i], schema.arguments()[i]);
@@ -136,12 +142,7 @@ bool call_wrapper(const Wrapper& wrapper, const Callee& callee, const c10::Funct
     }
     read_results(answer, returns, callee.text(), results);
     return true;
-  } catch (py::error_already_set& raised) {
-    raised.restore();
-  } catch (const py::builtin_exception& raised) {
-    raised.set_error();
-  }
-  raise_here();
+  });
 }
 
 }  // namespace

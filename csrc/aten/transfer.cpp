@@ -28,10 +28,8 @@ void bytes_to_host(DeviceEntry& entry, void* dst, const void* src, uint64_t byte
 }
 
 char* address(const at::Tensor& tensor) {
-  if (C10_UNLIKELY(runtime::g_devices[tensor.device().index()].load(std::memory_order_relaxed)->host_memory ==
-                   HostMemory::lazy))
-    unified::arrive(tensor);
-  return static_cast<char*>(const_cast<void*>(tensor.storage().data())) + tensor.storage_offset() * tensor.itemsize();
+  const Place place = place_of(tensor);
+  return static_cast<char*>(place.data) + place.offset;
 }
 
 // A pair of views with neighbouring dimensions merged wherever both allow it: chips bound the rank, and fewer, longer

@@ -71,6 +71,15 @@ std::mutex& sharing() {
   return *mutex;
 }
 
+// The host's memory stays, and mapped, until the stream has passed.
+void keep_until_passed(const Holder& holder, void* stream) {
+  const HostBuffer& buffer = *holder.buffer;
+  holder.entry->keep_until_passed(
+      stream, at::from_blob(
+                  const_cast<void*>(buffer.memory.get()), {int64_t(buffer.bytes)},
+                  [buffer = holder.buffer, mapping = holder.mapping](void*) {}, at::TensorOptions().dtype(c10::kByte)));
+}
+
 void release_on_host(void* context) { delete static_cast<Holder*>(context); }
 
 void release_on_device(void* context) {
@@ -79,10 +88,7 @@ void release_on_device(void* context) {
   if (holder->mapping != nullptr) {
     for (void* stream : holder->streams) {
       try {
-        holder->entry->keep_until_passed(stream, at::from_blob(
-                                                     holder->buffer->memory.get(), {int64_t(holder->buffer->bytes)},
-                                                     [buffer = holder->buffer, mapping = holder->mapping](void*) {},
-                                                     at::TensorOptions().dtype(c10::kByte)));
+        keep_until_passed(*holder, stream);
       } catch (const std::exception&) {  // it failed, or is lost: whoever waits for it is told
       }
     }
@@ -128,10 +134,7 @@ c10::DataPtr moved(Holder& holder) {
   guarded([&] {
     entry.device->copy(stream, fresh.mutable_get(), holder.mapping->address, buffer.bytes, UBA_DEVICE_TO_DEVICE);
   });
-  entry.keep_until_passed(
-      stream, at::from_blob(
-                  buffer.memory.get(), {int64_t(buffer.bytes)},
-                  [buffer = holder.buffer, mapping = holder.mapping](void*) {}, at::TensorOptions().dtype(c10::kByte)));
+  keep_until_passed(holder, stream);
   return fresh;
 }
 
@@ -182,6 +185,11 @@ bool was_exported(const c10::StorageImpl* storage) {
   return found != all.storages.end() && !found->second.expired();
 }
 
+// Whether the memory came from PyTorch's allocator for the CPU, and nobody else's.
+bool is_plain(const c10::DataPtr& ptr) {
+  return ptr.get_context() == ptr.get() && ptr.get_deleter() == c10::GetCPUAllocator()->raw_deleter();
+}
+
 // Why a CPU tensor's memory cannot be shared, or NULL.
 const char* cannot_share(const at::Tensor& host) {
   if (host.layout() != c10::Layout::Strided || !host.has_storage()) return "it is not strided";
@@ -197,8 +205,7 @@ const char* cannot_share(const at::Tensor& host) {
   const c10::DataPtr& ptr = storage->data_ptr();
   if (holder_of(ptr) != nullptr) return nullptr;
   if (storage->has_materializer()) return "it shares its memory with another CPU tensor";
-  const bool plain = ptr.get_context() == ptr.get() && ptr.get_deleter() == c10::GetCPUAllocator()->raw_deleter();
-  if (!plain && !is_pinned(ptr.get()))
+  if (!is_plain(ptr) && !is_pinned(ptr.get()))
     return "its memory is not PyTorch's own (numpy, a file, memory shared between processes)";
   if (host.scalar_type() == c10::kBool && has_odd_bools(host)) return "it has bools other than 0 and 1";
   return nullptr;
@@ -206,10 +213,7 @@ const char* cannot_share(const at::Tensor& host) {
 
 // The storage's memory as a buffer, which the storage itself uses from now on. Under the lock of sharing().
 Holder* begin_to_share(c10::StorageImpl* storage) {
-  if (Holder* holder = holder_of(storage->data_ptr())) {
-    if (!storage->has_materializer()) storage->set_materializer(&separate);
-    return holder;
-  }
+  if (Holder* holder = holder_of(storage->data_ptr())) return holder;
   auto* holder = new Holder{std::make_shared<HostBuffer>(), nullptr, nullptr, {}};
   HostBuffer& buffer = *holder->buffer;
   buffer.bytes = storage->nbytes();
@@ -352,8 +356,9 @@ void arrive(const at::Tensor& ours) {
   std::lock_guard<std::mutex> lock(sharing());
   Holder* holder = holder_of(storage->data_ptr());
   if (holder == nullptr || !holder->waits()) return;
+  c10::DataPtr fresh = moved(*holder);  // throws: it goes on waiting, and sharing
   storage->clear_materializer();
-  storage->set_data_ptr_noswap(moved(*holder));
+  storage->set_data_ptr_noswap(std::move(fresh));
 }
 
 at::Tensor read_only(const at::Tensor& ours) {
@@ -381,11 +386,9 @@ void fresh(const at::Tensor& host) {
   c10::StorageImpl* storage = host.storage().unsafeGetStorageImpl();
   if (storage->resizable() || was_exported(storage)) return;
   const c10::DataPtr& ptr = storage->data_ptr();
-  c10::Allocator* allocator = is_pinned(ptr.get()) ? pinned_allocator() : c10::GetCPUAllocator();
-  if (allocator == c10::GetCPUAllocator() &&
-      (ptr.get_context() != ptr.get() || ptr.get_deleter() != allocator->raw_deleter()))
-    return;
-  storage->set_allocator(allocator);
+  const bool pinned = is_pinned(ptr.get());
+  if (!pinned && !is_plain(ptr)) return;
+  storage->set_allocator(pinned ? pinned_allocator() : c10::GetCPUAllocator());
   storage->set_resizable(true);
 }
 
@@ -414,6 +417,18 @@ OpCounters& row(int index, const char* target, const std::string& reason) {
   return stats::counters(runtime::label(index), "aten::_to_copy", "transfer", target, reason);
 }
 
+// What did not move; its rows are known after the first.
+enum Shared { mapped_there, at_first_use, with_the_host };
+void count_saved(int index, Shared how, uint64_t bytes) {
+  static constexpr const char* kTargets[] = {"mapped", "at first use", "shared with the host"};
+  static std::atomic<OpCounters*> known[std::size(kTargets)][kMaxDevices];
+  OpCounters* counters = known[how][index].load(std::memory_order_acquire);
+  if (counters == nullptr)
+    known[how][index].store(counters = &row(index, kTargets[how], ""), std::memory_order_release);
+  counters->calls.fetch_add(1, std::memory_order_relaxed);
+  counters->saved_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
+
 // `.to(device)` of a CPU tensor. Undefined: it goes PyTorch's way.
 at::Tensor to_device_shared(const at::Tensor& self, int index, OptionalDtype dtype, bool non_blocking,
                             OptionalFormat format) {
@@ -424,9 +439,7 @@ at::Tensor to_device_shared(const at::Tensor& self, int index, OptionalDtype dty
   if (!keeps_strides(source, format)) source = source.contiguous(*format);
   std::string why;
   if (at::Tensor shared = share(source, index, &why); shared.defined()) {
-    OpCounters& counters = row(index, entry.host_memory == HostMemory::map ? "mapped" : "at first use", "");
-    counters.calls.fetch_add(1, std::memory_order_relaxed);
-    counters.saved_bytes.fetch_add(source.nbytes(), std::memory_order_relaxed);
+    count_saved(index, entry.host_memory == HostMemory::map ? mapped_there : at_first_use, source.nbytes());
     return shared;
   }
   if (!is_dense(source)) return {};
@@ -450,10 +463,7 @@ at::Tensor to_host_shared(const at::Tensor& self, OptionalDtype dtype, OptionalF
     return {};
   }
   at::Tensor out = share_back(self);
-  if (!out.defined()) return out;
-  OpCounters& counters = row(self.device().index(), "shared with the host", "");
-  counters.calls.fetch_add(1, std::memory_order_relaxed);
-  counters.saved_bytes.fetch_add(self.nbytes(), std::memory_order_relaxed);
+  if (out.defined()) count_saved(self.device().index(), with_the_host, self.nbytes());
   return out;
 }
 

@@ -511,20 +511,22 @@ except torch.OutOfMemoryError as error:
 
 
 def test_a_first_use_that_fails_can_be_tried_again():
-    ran = run_script(
-        """
+    """And leaves the tensor shared: the next who asks for its address to write gets one of its own."""
+    program = """
 import torch, torchfl
 torchfl.load("npu_v3")
-x = torch.ones(1000).to("npu_v3:0")
+x = torch.ones(1000)
+y = x.to("npu_v3:0")
 try:
-    print((x + 1).sum().item())
+    print((y + 1).sum().item())
 except RuntimeError as error:
     print("failed")
-print((x + 1).sum().item())
-""",
-        env={"TORCHFL_HOST_MEMORY": "lazy", "NPU_SIM_FAULT": "async:npu_memcpy_async:1"},
-    )
+"""
+    faulty = {"TORCHFL_HOST_MEMORY": "lazy", "NPU_SIM_FAULT": "async:npu_memcpy_async:1"}
+    ran = run_script(program + "print((y + 1).sum().item())", env=faulty)
     assert ran.out.split() == ["failed", "2000.0"], ran.out + ran.err
+    ran = run_script(program + "where = torchfl._C.data_address(x)\nprint(y.data_ptr() != where)", env=faulty)
+    assert ran.out.split() == ["failed", "True"], ran.out + ran.err
 
 
 def test_strategies_of_one_chip():
