@@ -236,8 +236,7 @@ def own_list(module, tmp_path_factory):
 def test_with_the_documents_own_dtypes_it_runs_and_the_log_says_what_was_done(own_list):
     ran = run(MAIN, own_list)
     assert ran.code == 0, ran.err[-3000:]
-    assert ran.out.splitlines()[:8] == [
-        "True", "0", "1", "torch.Size([32, 1000])", "npu_v3:0",
+    assert ran.out.splitlines()[:3] == [
         "XPU available: True", "False", "Output shape: torch.Size([1, 64, 111, 111])",
     ]  # fmt: skip
     lines = [line for line in log_lines(ran.err) if line.startswith("aten::convolution")]
