@@ -39,7 +39,7 @@ def devices(
     if as_json:
         out_json(rows)
     elif rows:
-        shown = table("device", "chip", "SDK", "adapter", "memory", "busy", "power", "temperature")
+        shown = table("device", "chip", "name", "SDK", "adapter", "memory", "busy", "power", "temperature")
         for row in rows:
             shown.add_row(*(_text(row)))
         console().print(shown)
@@ -66,6 +66,8 @@ def _row(facts: dict[str, Any], chip: Any) -> dict[str, Any]:
         "alignment": facts["alignment"],
         "compute_units": facts["compute_units"] or None,
         "clock_mhz": facts["clock_mhz"] or None,
+        "dtypes": facts["dtypes"] or None,
+        "max_threads": facts["max_threads"] or None,
         "utilization": known.get("utilization"),
         "power_watts": known.get("power"),
         "temperature_celsius": known.get("temperature"),
@@ -81,6 +83,7 @@ def _text(row: dict[str, Any]) -> list[str]:
         for text in (
             row["device"],
             row["chip"],
+            row["name"],
             row["sdk_version"] or "?",
             row["adapter_version"] or "?",
             bytes_text(row["memory_bytes"]),
