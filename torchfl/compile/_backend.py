@@ -62,9 +62,7 @@ def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **
         return graph.forward
 
 
-def _program_of(
-    gm: torch.fx.GraphModule, part: str, options: dict[str, Any], constant: set[str]
-) -> Callable[..., Any]:
+def _program_of(gm: torch.fx.GraphModule, part: str, options: dict[str, Any], constant: set[str]) -> Callable[..., Any]:
     try:
         _normalize.run(gm.graph)
         if _rounding.rounding_of(gm.graph) is not None:
