@@ -1,11 +1,11 @@
 /* recorder.c: an adapter around an adapter, which notes the kernel calls that pass and can make them again.
  *
- * Contract: RECORDER_ADAPTER names the real adapter's library. Everything is handed on to it. Between recorder_start and
- * recorder_stop each call of a kernel, copy_nd, fill_nd, fill and copy on the device is also noted, with all that it
- * points to; recorder_replay makes the noted calls again in their order, waits for the device, and returns the first
+ * Contract: RECORDER_ADAPTER names the real adapter's library. Everything is handed on to it. Between recorder_start
+ * and recorder_stop each call of a kernel, copy_nd, fill_nd, fill and copy on the device is also noted, with all that
+ * it points to; recorder_replay makes the noted calls again in their order, waits for the device, and returns the first
  * failure. Copies from and to the host are not noted: their memory may be gone. One device, one thread, and no programs
- * (ABI 1.2): the wrapped adapter is used as one that has none. A measuring tool of benchmarks/overhead.py; what it notes
- * is never freed. */
+ * (ABI 1.2): the wrapped adapter is used as one that has none. A measuring tool of benchmarks/overhead.py; what it
+ * notes is never freed. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,10 +112,18 @@ int32_t recorder_replay(void) {
   for (int64_t i = 0; i < count && status == UBA_OK; i++) {
     noted *n = &list[i];
     switch (n->what) {
-      case KERNEL: status = n->kernel->run(the_device, &n->call, n->kernel->tag); break;
-      case COPY_ND: status = real->device->copy_nd(the_device, n->stream, &n->tensors[0], &n->tensors[1]); break;
-      case FILL_ND: status = real->device->fill_nd(the_device, n->stream, &n->tensors[0], &n->value); break;
-      case FILL: status = real->device->fill(the_device, n->stream, n->to, n->bytes, n->number); break;
+      case KERNEL:
+        status = n->kernel->run(the_device, &n->call, n->kernel->tag);
+        break;
+      case COPY_ND:
+        status = real->device->copy_nd(the_device, n->stream, &n->tensors[0], &n->tensors[1]);
+        break;
+      case FILL_ND:
+        status = real->device->fill_nd(the_device, n->stream, &n->tensors[0], &n->value);
+        break;
+      case FILL:
+        status = real->device->fill(the_device, n->stream, n->to, n->bytes, n->number);
+        break;
       default:
         status = real->device->copy(the_device, n->stream, n->to, n->from, n->bytes, UBA_DEVICE_TO_DEVICE);
     }
@@ -133,7 +141,8 @@ const uba_adapter *uba_query(uint32_t host_abi, const uba_host *host) {
   real = ask(host_abi, host);
   if (!real) return NULL;
   memcpy(&adapter, real, real->header.struct_size < sizeof adapter ? real->header.struct_size : sizeof adapter);
-  memcpy(&api, real->device, real->device->header.struct_size < sizeof api ? real->device->header.struct_size : sizeof api);
+  memcpy(&api, real->device,
+         real->device->header.struct_size < sizeof api ? real->device->header.struct_size : sizeof api);
   if (api.copy_nd) api.copy_nd = copy_nd;
   if (api.fill_nd) api.fill_nd = fill_nd;
   api.fill = fill, api.copy = copy;

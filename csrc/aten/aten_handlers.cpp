@@ -55,7 +55,8 @@ std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const st
                 path + ": built for torch " + theirs + ", running torch " + ours + ". Build it again with this torch.");
   }
   auto adapter = std::make_shared<AtenAdapter>();
-  const fl::detail::Registry registry{fl::detail::kRegistryAbi, &book_device, &book_handler, adapter.get(), &kept_or_made};
+  const fl::detail::Registry registry{fl::detail::kRegistryAbi, &book_device, &book_handler, adapter.get(),
+                                      &kept_or_made};
   *slot = &registry;
   enter();
   *slot = nullptr;

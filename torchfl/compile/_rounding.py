@@ -97,17 +97,17 @@ def _before_the_cast(
     turns: list[Node] = []
     while weight.target in _TURNS:
         turns.append(weight)
-        weight = weight.args[0]  # type: ignore[assignment]
+        weight = weight.args[0]
     is_cast = weight.target in (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
     if not is_cast or weight.args[0] not in constant or _dtype(weight) != dtype:
         return None
     source = weight.args[0]
     with graph.inserting_before(reader):
         for turn in reversed(turns):
-            value = source.meta["val"]  # type: ignore[union-attr]
-            source = graph.call_function(turn.target, (source, *turn.args[1:]))  # type: ignore[arg-type]
-            source.meta = {**turn.meta, "val": turn.target(value, *turn.args[1:])}  # type: ignore[operator]
-    return source  # type: ignore[return-value]
+            value = source.meta["val"]
+            source = graph.call_function(turn.target, (source, *turn.args[1:]))
+            source.meta = {**turn.meta, "val": turn.target(value, *turn.args[1:])}
+    return source
 
 
 def _dtype(node: Any) -> torch.dtype | None:
