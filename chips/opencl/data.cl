@@ -115,8 +115,8 @@ __kernel void merge(const View lines, __global const X_T *x, __global const int 
   }
   new[other < count ? min(run, run ^ 1) * width + (i - run * width) + (low - other) : i] = mine;
 }
-__kernel void sorted(const View lines, const View out, const View places, __global const X_T *x, __global const int *order,
-                     __global X_T *y, __global long *indices, const long order_at, const long results, const long count,
+__kernel void sorted(const View lines, const View out, const View places, __global const moved *x, __global const int *order,
+                     __global moved *y, __global long *indices, const long order_at, const long results, const long count,
                      const long step, const long out_step, const long place_step) {
   const long i = get_global_id(0), o = get_global_id(1);
   if (i >= count || o >= results) return;

@@ -138,7 +138,8 @@ void sort(const Frame &f, int64_t) {
   const int64_t results = from.count(), count = size_at(x, axis), step = stride_at(x, axis), bytes = results * count * 4;
   if (count > INT32_MAX) refuse("a line of more than 2^31 elements");
   auto macros = [&] {
-    return "#define SORT\n#define DESCENDING " + std::to_string(descending) + "\n" + type_macros(f.device, "X", x.dtype);
+    return "#define SORT\n#define DESCENDING " + std::to_string(descending) + "\n" + type_macros(f.device, "X", x.dtype) +
+           "typedef " + storage_type(f.device, mover_dtype(x.dtype)) + " moved;\n";
   };
   if (results * count == 0) return;
   const Memory memory{scratch(f.stream, uint64_t(bytes) * 2).memory};
@@ -152,7 +153,7 @@ void sort(const Frame &f, int64_t) {
 }
 void gather(const Frame &f, int64_t) {
   const uba_tensor &x = f.in(0), &index = f.in(1), &y = f.call.outputs[0];
-  Kernel &kernel = f.kernel("gather", {x.dtype}, [&] { return "#define GATHER\n" + type_macros(f.device, "X", x.dtype); });
+  Kernel &kernel = f.kernel("gather", {x.dtype}, [&] { return "#define GATHER\n" + type_macros(f.device, "X", mover_dtype(x.dtype)); });
   const View places = f.view(index);
   launch(f.stream, kernel, lines(places.count()), f.view(x), places, f.view(y), f.memory(x), f.memory(index), f.memory(y),
          places.count(), int64_t(f.axis(2)));

@@ -176,6 +176,7 @@ uba_status fill_nd(void *device, void *stream, const uba_tensor *dst, const uba_
 uba_status elementwise(void *device, const uba_call *call, int64_t tag);  // tag: kCopy, kFill or another form
 enum { kCopy = 1, kFill = 2 };
 int64_t bits_of(const uba_value &number, int32_t dtype);  // as a kernel takes it, in the first bytes
+int32_t mover_dtype(int32_t dtype);  // the integer as which elements are moved as they are
 bool is_float(int32_t dtype);  // float in registers
 uba_status program_compile(void *device, const uba_program *program, void **compiled);
 uba_status program_run(void *device, void *compiled, const uba_run *run);

@@ -428,7 +428,7 @@ class Splitter {
       start(out.parts.back().segment, result);
     }
     Segment &s = out.parts.back().segment;
-    add_node(s, call, step.kernel ? step.kernel->tag : kCopy, [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
+    add_node(s, call, step.kernel ? step.kernel->tag : int64_t(kCopy), [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
   }
   static int node_of(const Segment &s, const Leaf &leaf) {
     for (size_t n = s.nodes.size(); n-- > 0;)
@@ -531,12 +531,14 @@ KernelTable vector_kernels() {
   return {table.data(), int64_t(table.size())};
 }
 
-// Elements of any dtype are moved as integers of their size; a cast is a node.
-uba_status copy_nd(void *device, void *stream, const uba_tensor *dst, const uba_tensor *src) {
+int32_t mover_dtype(int32_t dtype) {
   static const int32_t movers[] = {0, UBA_DTYPE_UINT8, UBA_DTYPE_INT16, 0, UBA_DTYPE_INT32, 0, 0, 0, UBA_DTYPE_INT64};
+  const int64_t size = item_size(dtype);
+  return size <= 8 ? movers[size] : dtype;
+}
+uba_status copy_nd(void *device, void *stream, const uba_tensor *dst, const uba_tensor *src) {
   uba_tensor to = *dst, from = *src;
-  const int64_t size = item_size(to.dtype);
-  if (to.dtype == from.dtype && size <= 8) to.dtype = from.dtype = movers[size];
+  if (to.dtype == from.dtype) to.dtype = from.dtype = mover_dtype(to.dtype);
   uba_value arg{UBA_TENSOR, 1, {}};
   arg.v.tensor = &from;
   const uba_call call = {UBA_HEADER(uba_call), "copy_nd", &arg, &to, 1, 1, stream};
