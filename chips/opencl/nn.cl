@@ -1,0 +1,1 @@
+// nn.cl: see nn.cpp.
