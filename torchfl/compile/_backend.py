@@ -16,7 +16,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from torchfl._native import log
-from torchfl.compile import _fusions, _lower, _normalize, _rounding
+from torchfl.compile import _fusions, _layout, _lower, _normalize, _rounding
 
 _OPTIONS = {"fusions": True}
 
@@ -67,6 +67,8 @@ def _program_of(gm: torch.fx.GraphModule, part: str, options: dict[str, Any], co
         _normalize.run(gm.graph)
         if _rounding.rounding_of(gm.graph) is not None:
             _rounding.keep_weights_whole(gm.graph, {n for n in gm.graph.nodes if n.name in constant})
+        if part == "inference":  # what backward reads, it reads as it was traced
+            _layout.run(gm.graph)
         fused = _fusions.run(gm.graph) if options["fusions"] else []
         return _lower.program(gm, part, fused)
     except _lower.NoProgram as reason:

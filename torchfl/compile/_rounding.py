@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from torchfl.compile._chips import chips_of
+
 aten = torch.ops.aten
 
 #: The operand that a weight may be, and the one whose dtype it follows.
@@ -30,18 +32,7 @@ _TURNS = (aten.t.default, aten.permute.default, aten.transpose.int)
 
 def rounding_of(graph: Graph) -> torch.dtype | None:
     """The dtype that the chip of the graph's tensors rounds operands to. Graphs of several chips are left alone."""
-    from torchfl import _engine
-
-    kind = torch._C._get_privateuse1_backend_name()
-    devices = set()
-    for node in graph.nodes:
-        value = node.meta.get("example_value", node.meta.get("val"))
-        if isinstance(value, torch.Tensor) and value.device.type == kind:
-            devices.add(value.device.index or 0)
-    found = set()
-    for device_type, chip in _engine._loaded.items():
-        if devices & set(range(chip.first_index, chip.first_index + chip.count)):
-            found.add(_engine._lowered[device_type]["compute_as"].get("float32"))
+    found = {chip["compute_as"].get("float32") for chip in chips_of(graph)}
     name = found.pop() if len(found) == 1 else None
     return getattr(torch, name) if name else None
 

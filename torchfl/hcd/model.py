@@ -160,6 +160,7 @@ class Tensor(Section):
     on_unsupported_dtype: Literal["cpu", "cast", "error"] = "cpu"
     autocast: Autocast | None = None
     compute_as: ComputeAs | None = None
+    compiled_layout: Literal["NHWC"] | None = None
 
 
 class Constraints(Section):
