@@ -15,7 +15,7 @@ TOOLS := scikit-build-core ninja cmake scipy-openblas32 setuptools
 NATIVE := $(shell find csrc include sdk chips cmake torchfl/hcd -type f -not -name '*.pyc' 2>/dev/null) CMakeLists.txt \
   pyproject.toml
 
-.PHONY: venv build demo test test-full lint bench clean help
+.PHONY: venv build demo test test-full lint bench pages clean help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -3
@@ -61,6 +61,10 @@ lint: $(VENV)/.packages
 
 bench: build
 	$(PY) benchmarks/dispatch.py
+
+# The page of each shipped chip, from its descriptor.
+pages: build
+	$(PY) tools/chip_pages.py
 
 clean:
 	rm -rf build out $(VENV)/.built

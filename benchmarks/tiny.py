@@ -119,8 +119,7 @@ class Training:
             with Context(TRAINING=1):
                 optimizer.zero_grad()
                 loss = network(images).sparse_categorical_crossentropy(targets).backward()
-                optimizer.step()
-                return loss.realize()
+                return loss.realize(*optimizer.schedule_step())
 
         self.step = step
 
