@@ -59,8 +59,9 @@ lint: $(VENV)/.packages
 	$(VENV)/bin/mypy
 	$(PY) tools/clang_format.py --check
 
+# Hours: it says how many before it begins. Parts of it: benchmarks/all.py --help.
 bench: build
-	$(PY) benchmarks/dispatch.py
+	$(PY) benchmarks/all.py
 
 # The page of each shipped chip, from its descriptor.
 pages: build

@@ -42,7 +42,7 @@ from contestants import Contestant, Unavailable
 HERE = Path(__file__).resolve().parent
 #: By name; workloads.py, which builds them, needs torch.
 MODELS = ("resnet50", "resnet18", "minilm", "vit", "llama-prefill", "llama-decode")
-INFERENCE_ONLY = ("llama-decode",)
+INFERENCE_ONLY = ("llama-decode",)  # one token of many: nobody trains on it
 MODES = ("infer", "train")
 #: Of the largest value of the reference.
 TOLERANCE = {"fp32": 2e-3, "bf16": 1e-1}

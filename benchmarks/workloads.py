@@ -243,8 +243,6 @@ BUILDERS: dict[str, Callable[[bool], Workload]] = {
     "llama-prefill": _prefill,
     "llama-decode": _decode,
 }
-#: Without a training step.
-INFERENCE_ONLY = ("llama-decode",)
 
 
 def build(name: str, small: bool = False) -> Workload:
