@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("chips/*/README.md")])
+PAGES = sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("chips/*/README.md")])
 BLOCK = re.compile(r"^```([a-z]*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
