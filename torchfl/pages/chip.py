@@ -74,12 +74,14 @@ def _plain(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} as {_plain(item)}" for key, item in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _facts(model: Any) -> list[tuple[str, str]]:
     chip, tensor = model.chip, model.tensor
-    device = chip.device_type.rpartition(":")[0] or chip.device_type
+    device = chip.device_type.partition(":")[0]
     facts = [("device", f"`{device}`"), ("vendor", chip.vendor)]
     if chip.version:
         facts.append(("version", chip.version))
@@ -87,6 +89,10 @@ def _facts(model: Any) -> list[tuple[str, str]]:
     others = {"cpu": "run on the CPU", "cast": "are cast", "error": "are refused"}
     facts.append(("other dtypes", others[tensor.on_unsupported_dtype]))
     facts.append(("layout", tensor.default_layout))
+    for name in ("compiled_layout", "compute_as"):
+        value = tensor.model_dump(exclude_none=True).get(name)
+        if value:
+            facts.append((name.replace("_", " "), _plain(value)))
     if tensor.max_rank:
         facts.append(("dimensions", f"at most {tensor.max_rank}"))
     if tensor.autocast and tensor.autocast.dtype:
