@@ -45,7 +45,7 @@ class Contestant:
 
 #: What is installed for a peer: exact versions, so that figures of two runs are of the same software.
 REQUIREMENTS = {
-    "onnxruntime": ("onnxruntime==1.27.0", "numpy==2.4.6"),
+    "onnxruntime": ("onnxruntime==1.32.0", "numpy==2.4.6"),
     "openvino": ("openvino==2026.4.1", "numpy==2.4.6"),
     "tinygrad": ("tinygrad==0.14.0", "numpy==2.4.6"),
 }

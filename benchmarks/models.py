@@ -10,7 +10,8 @@ and as many threads; all but the one whose turn it is are stopped. In every roun
 changing order (benchmarks/rounds.py); a comparison is made within a round, and its median over the rounds is the
 figure, with its quartiles. `speedup` over a peer is the peer's time divided by the contestant's. Results are compared
 with the CPU's in double precision before anything is timed. Peers are installed at their first use
-(benchmarks/contestants.py); what could not run stands in the table with the reason.
+(benchmarks/contestants.py); what could not run stands in the table with the reason. tinygrad's package lacks its
+PyTorch backend: TINYGRAD_SOURCE may name a checkout of it that has extra/torch_backend.
 
 A workload is a model and a mode: infer, or train (one step). Exit status 1: a result of a device of ours is wrong, or
 it could not run.
