@@ -92,6 +92,30 @@ def test_patterns_choose_models_peers_and_ways(bench: Bench) -> None:
     ]
 
 
+def test_workloads_are_models_in_the_modes_that_they_have(bench: Bench) -> None:
+    models = bench("models")
+    options = models.parse(["--model", "llama*", "--mode", "train", "--mode", "infer", "--mode", "train"])
+    assert models.wanted(options) == [("llama-prefill", "infer"), ("llama-prefill", "train"), ("llama-decode", "infer")]
+
+
+def test_an_interrupted_run_prints_what_it_has(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = bench("models")
+
+    def measure(self: Any) -> dict[str, Any]:
+        if self.name == "vit":
+            raise KeyboardInterrupt
+        return {"model": self.name, "mode": self.mode, "rows": []}
+
+    monkeypatch.setattr(models.Comparison, "measure", measure)
+    monkeypatch.setattr(models.signal, "signal", lambda *_: None)
+    status = models.main(["--model", "minilm", "--model", "vit", "--mode", "infer", "--json"])
+    shown = capsys.readouterr()
+    assert status == 130 and "stopped at vit, infer; 1 measured before" in shown.err
+    assert [w["model"] for w in json.loads(shown.out)["workloads"]] == ["minilm"]
+
+
 def test_a_pattern_that_names_nothing_is_wrong_usage(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         bench("models").parse(["--peer", "tensorflow"])
