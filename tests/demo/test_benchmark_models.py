@@ -8,7 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,15 @@ def needs(chip: str) -> None:
         pytest.skip(str(error))
     if chip not in chips:
         pytest.skip(f"{chip} is not built")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of several tests on the same cores would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +192,8 @@ def test_errors_are_shares_of_the_largest_value(bench: Bench) -> None:
         worker.error_of(np.zeros((1, 2)), reference)
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
 def test_workloads_are_the_same_in_every_process_and_train(bench: Bench) -> None:
     models, workloads = bench("models"), bench("workloads")
     assert tuple(workloads.BUILDERS) == models.MODELS
@@ -209,11 +220,12 @@ def test_workloads_are_the_same_in_every_process_and_train(bench: Bench) -> None
             assert used and any(bool(p.grad.any()) for p in used), name
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_the_result_of_a_training_is_its_losses(bench: Bench, tmp_path: Path) -> None:
     """Of the first steps, each of which has learnt from the ones before."""
     worker = bench("worker")
     spec = {"engine": "Stock", "precision": "fp32", "compiled": False, "device": "", "workload": "resnet18",
-            "mode": "train", "small": True, "threads": torch.get_num_threads(), "folder": str(tmp_path), "onnx": False}  # fmt: skip
+            "mode": "train", "small": True, "threads": 1, "folder": str(tmp_path), "onnx": False}  # fmt: skip
     reference = worker.Reference(spec).result()
     found = worker.Stock(spec).result()
     assert len(set(reference)) == worker.STEPS and worker.error_of(found, reference) < 1e-3
