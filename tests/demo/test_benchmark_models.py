@@ -183,6 +183,17 @@ def test_a_contestant_that_cannot_says_why(bench: Bench, tmp_path: Path) -> None
         models.Worker(someone, str(tmp_path / "python"), {"threads": 1}, 0.2)
 
 
+def test_without_an_onnx_file_its_readers_say_why(bench: Bench, tmp_path: Path) -> None:
+    contestants = bench("contestants")
+    with pytest.raises(contestants.Unavailable, match="it was not tried"):
+        contestants.onnx_of(tmp_path)
+    (tmp_path / contestants.NO_ONNX).write_text("ValueError: no such operator")
+    with pytest.raises(contestants.Unavailable, match="exported to ONNX: ValueError: no such operator"):
+        contestants.onnx_of(tmp_path)
+    (tmp_path / contestants.ONNX).write_text("")
+    assert contestants.onnx_of(tmp_path) == tmp_path / contestants.ONNX
+
+
 def test_errors_are_shares_of_the_largest_value(bench: Bench) -> None:
     worker = bench("worker")
     reference = np.array([4.0, -8.0])
