@@ -45,7 +45,7 @@ class Contestant:
 
 #: What is installed for a peer: exact versions, so that figures of two runs are of the same software.
 REQUIREMENTS = {
-    "onnxruntime": ("onnxruntime==1.27.0", "numpy==2.4.6"),
+    "onnxruntime": ("onnxruntime==1.32.0", "numpy==2.4.6"),
     "openvino": ("openvino==2026.4.1", "numpy==2.4.6"),
     "tinygrad": ("tinygrad==0.14.0", "numpy==2.4.6"),
 }
@@ -64,6 +64,7 @@ PEERS = (
 ONNX_ENGINES = ("OnnxRuntime", "OpenVino", "Tinygrad")
 #: What the reference leaves in the folder of a workload for the others.
 INPUTS, REFERENCE, STATE, ONNX = "inputs.npz", "reference-{mode}.npy", "state.npz", "model.onnx"
+NO_ONNX = "model.onnx.failed"  # why there is none
 #: Training steps whose losses are the result of a training.
 STEPS = 3
 
@@ -75,6 +76,14 @@ def of_device(device: str) -> list[Contestant]:
     return [
         Contestant(f"{device} {way}", "Ours", precision, way == "compiled", device) for way in ("eager", "compiled")
     ]
+
+
+def onnx_of(folder: Path) -> Path:
+    """The network as the reference exported it. Raises Unavailable with the reason where it could not."""
+    if not (folder / ONNX).exists():
+        why = (folder / NO_ONNX).read_text(encoding="utf-8") if (folder / NO_ONNX).exists() else "it was not tried"
+        raise Unavailable(f"the network could not be exported to ONNX: {why}")
+    return folder / ONNX
 
 
 def folder_of(peer: str) -> Path:

@@ -10,10 +10,11 @@ and as many threads; all but the one whose turn it is are stopped. In every roun
 changing order (benchmarks/rounds.py); a comparison is made within a round, and its median over the rounds is the
 figure, with its quartiles. `speedup` over a peer is the peer's time divided by the contestant's. Results are compared
 with the CPU's in double precision before anything is timed. Peers are installed at their first use
-(benchmarks/contestants.py); what could not run stands in the table with the reason.
+(benchmarks/contestants.py); what could not run stands in the table with the reason. tinygrad's package lacks its
+PyTorch backend: TINYGRAD_SOURCE may name a checkout of it that has extra/torch_backend.
 
 A workload is a model and a mode: infer, or train (one step). Exit status 1: a result of a device of ours is wrong, or
-it could not run.
+it could not run. A run that is interrupted prints what was measured, with status 130.
 """
 
 from __future__ import annotations
@@ -329,6 +330,13 @@ def chosen(parser: argparse.ArgumentParser, patterns: list[str] | None, known: t
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The workloads: model and mode."""
+    modes = options.mode or MODES
+    return [(name, mode) for name in options.models for mode in MODES
+            if mode in modes and not (mode == "train" and name in INFERENCE_ONLY)]  # fmt: skip
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.list:
@@ -340,17 +348,19 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.contestants:
         print("nobody takes part: name a --device or a --peer", file=sys.stderr)
         return 2
-    workloads = []
+    workloads: list[dict[str, Any]] = []
+    stopped = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with progress(quiet=False) as say:
-        for name in options.models:
-            for mode in options.mode or MODES:
-                if mode == "train" and name in INFERENCE_ONLY:
-                    continue
-                try:
-                    workloads.append(Comparison(options, name, mode, say).measure())
-                except Unavailable as error:
-                    print(f"{name}, {mode}: the reference could not be computed: {error}", file=sys.stderr)
-                    return 1
+        try:
+            for name, mode in wanted(options):
+                workloads.append(Comparison(options, name, mode, say).measure())
+        except Unavailable as error:
+            print(f"{name}, {mode}: the reference could not be computed: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:  # what was measured until then took long
+            print(f"stopped at {name}, {mode}; {len(workloads)} measured before", file=sys.stderr)
+            stopped = True
     figures = {
         "machine": rounds.machine(),
         "threads": options.threads,
@@ -363,7 +373,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(figures, indent=1))
     else:
         show(figures)
-    return 0 if figures["right"] else 1
+    return 130 if stopped else 0 if figures["right"] else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contestants import INPUTS, ONNX, STATE, STEPS, Unavailable
+from contestants import INPUTS, STATE, STEPS, Unavailable, onnx_of
 from tinygrad import Context, Device, Tensor, TinyJit, nn
 
 
@@ -25,9 +25,7 @@ class Inference:
         from tinygrad.nn.onnx import OnnxRunner
 
         folder = Path(spec["folder"])
-        if not (folder / ONNX).exists():
-            raise Unavailable("the network could not be exported to ONNX")
-        network = OnnxRunner(str(folder / ONNX))
+        network = OnnxRunner(str(onnx_of(folder)))
         with np.load(folder / INPUTS) as stored:
             self.inputs = {name: Tensor(stored[name]).realize() for name in stored.files}
 

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from contestants import INPUTS, ONNX, REFERENCE, STATE, STEPS, Unavailable
+from contestants import INPUTS, NO_ONNX, ONNX, REFERENCE, STATE, STEPS, Unavailable, onnx_of
 
 #: A burst is repeated calls for at least so many seconds, but never more calls than that.
 BURST_SECONDS, BURST_CALLS = 0.2, 200
@@ -108,8 +108,14 @@ class Reference(Torch):
         if self.train and self.workload.layers:
             targets = {"targets": self.workload.loss.targets.numpy()}  # type: ignore[union-attr]
             np.savez(folder / STATE, **targets, **{k: v.numpy() for k, v in self.workload.model.state_dict().items()})
-        if self.spec["onnx"] and not (folder / ONNX).exists():
-            self.export(folder / ONNX)
+        if self.spec["onnx"]:
+            try:
+                self.export(folder / ONNX)
+            except Exception as error:  # whatever it is: the others can do without
+                (folder / ONNX).unlink(missing_ok=True)
+                (folder / NO_ONNX).write_text(
+                    f"{type(error).__name__}: {error}".splitlines()[0][:200], encoding="utf-8"
+                )
         self.workload.model.double()
 
     def export(self, path: Path) -> None:
@@ -193,9 +199,7 @@ class FromOnnx:
         folder = Path(spec["folder"])
         with np.load(folder / INPUTS) as stored:
             self.inputs = {name: stored[name] for name in stored.files}
-        self.path = folder / ONNX
-        if not self.path.exists():
-            raise Unavailable("the network could not be exported to ONNX")
+        self.path = onnx_of(folder)
         self.spec = spec
         self.open()
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from torchfl import hcd
+from torchfl.hcd import Descriptor
 from torchfl.pages import chip
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,8 +19,19 @@ FOLDER = ROOT / "docs" / "chips"
 
 def pages() -> dict[Path, str]:
     """The text that each page is to have."""
-    found = chip.shipped(ROOT / "chips")
-    return {FOLDER / f"{name}.md": chip.render(hcd.load(path)) for name, path in found.items()}
+    found = {name: hcd.load(path) for name, path in chip.shipped(ROOT / "chips").items()}
+    wanted = {FOLDER / f"{name}.md": chip.render(descriptor) for name, descriptor in found.items()}
+    return {FOLDER / "README.md": index(found), **wanted}
+
+
+def index(found: dict[str, Descriptor]) -> str:
+    lines = ["# Which chips are shipped?", "", "<!-- Made by tools/chip_pages.py. -->", ""]
+    lines += ["| page | chip | device | what it is |", "|---|---|---|---|"]
+    for name, descriptor in found.items():
+        about = descriptor.model.chip
+        device = about.device_type.partition(":")[0]
+        lines.append(f"| [{name}]({name}.md) | {about.name} | `{device}` | {about.description or ''} |")
+    return "\n".join(lines) + "\n"
 
 
 def outdated(wanted: dict[Path, str]) -> list[Path]:

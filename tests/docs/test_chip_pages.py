@@ -29,6 +29,7 @@ ops:
     paths:
       - {kernel: k_small, where: {K: {max: 64, multiple_of: 8, why: it is small}}}
       - {kernel: k_large}
+  - {op: aten::conv2d, kernel: k_conv, where: {transposed: false}}
 instructions: [vadd, {op: vmul, kernel: "i_{op}"}]
 fusions: [{name: mm_relu, ops: [aten::mm, aten::relu], kernel: k_mm_relu}]
 fallback: {default: cpu, ops: {"aten::softmax": k_softmax}}
@@ -76,7 +77,7 @@ def test_all_that_a_descriptor_says_is_on_its_page(tmp_path: Path) -> None:
         "| max batch size | 77 |", "| attention: supported heads | 2, 4 |", "| power, cap | 12 W |",
         "| `aten::add`, `aten::sub` | `k_{op}` | float16 | alpha is 1; no factor |",
         "| `aten::mm` | `k_small`, `k_large` | all of the chip's | k_small: K is at most 64 and is a multiple of 8 (it is small) |",
-        "| `vadd` | `{op}` |", "| `vmul` | `i_{op}` |", "| `aten::mm`, `aten::relu` | `k_mm_relu` |",
+        "| `aten::conv2d` | `k_conv` | all of the chip's | transposed is false |", "| `vadd` | `{op}` |", "| `vmul` | `i_{op}` |", "| `aten::mm`, `aten::relu` | `k_mm_relu` |",
         "What has no kernel runs on the CPU.", "| `aten::softmax` | `k_softmax` |", "| launch | 3 us |", "| source | a \\| data sheet |",
         "edit mine/all.yaml",
     ):  # fmt: skip

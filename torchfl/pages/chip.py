@@ -74,12 +74,14 @@ def _plain(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} as {_plain(item)}" for key, item in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _facts(model: Any) -> list[tuple[str, str]]:
     chip, tensor = model.chip, model.tensor
-    device = chip.device_type.rpartition(":")[0] or chip.device_type
+    device = chip.device_type.partition(":")[0]
     facts = [("device", f"`{device}`"), ("vendor", chip.vendor)]
     if chip.version:
         facts.append(("version", chip.version))
@@ -87,6 +89,10 @@ def _facts(model: Any) -> list[tuple[str, str]]:
     others = {"cpu": "run on the CPU", "cast": "are cast", "error": "are refused"}
     facts.append(("other dtypes", others[tensor.on_unsupported_dtype]))
     facts.append(("layout", tensor.default_layout))
+    for name in ("compiled_layout", "compute_as"):
+        value = tensor.model_dump(exclude_none=True).get(name)
+        if value:
+            facts.append((name.replace("_", " "), _plain(value)))
     if tensor.max_rank:
         facts.append(("dimensions", f"at most {tensor.max_rank}"))
     if tensor.autocast and tensor.autocast.dtype:
@@ -170,20 +176,27 @@ def _conditions(entry: Any) -> dict[str, Any]:
     return {"dtypes": text, "where": where, "why": entry.why or ""}
 
 
+def _literal(value: Any) -> str:
+    """A value of a condition, as a descriptor writes it."""
+    if isinstance(value, list):
+        return ", ".join(map(_literal, value))
+    return str(value).lower() if isinstance(value, bool) else _plain(value)
+
+
 def _predicate(name: str, predicate: Any) -> str:
     parts = []
     if predicate.equals is not None:
-        parts.append(f"is {_plain(predicate.equals)}")
+        parts.append(f"is {_literal(predicate.equals)}")
     if predicate.in_ is not None:
-        parts.append(f"is one of {_plain(predicate.in_)}")
+        parts.append(f"is one of {_literal(predicate.in_)}")
     if predicate.not_ is not None:
-        parts.append(f"is not {_plain(predicate.not_)}")
+        parts.append(f"is not {_literal(predicate.not_)}")
     if predicate.min is not None:
-        parts.append(f"is at least {_plain(predicate.min)}")
+        parts.append(f"is at least {_literal(predicate.min)}")
     if predicate.max is not None:
-        parts.append(f"is at most {_plain(predicate.max)}")
+        parts.append(f"is at most {_literal(predicate.max)}")
     if predicate.multiple_of is not None:
-        parts.append(f"is a multiple of {_plain(predicate.multiple_of)}")
+        parts.append(f"is a multiple of {_literal(predicate.multiple_of)}")
     text = f"{name} {' and '.join(parts)}"
     return f"{text} ({predicate.why})" if predicate.why else text
 
