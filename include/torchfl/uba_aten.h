@@ -27,9 +27,10 @@ namespace torch::fl {
 
 // One operator call. `tensor_args` holds the tensors in schema order; `args` every argument of the functional form.
 struct OpRequest {
-  std::string op;                                      // "aten::add.Tensor"
-  std::vector<at::Tensor> tensor_args;                 // to be read; absent ones are not in it
-  std::vector<c10::IValue> args;                       // as the caller gave them
+  std::string op;                       // "aten::add.Tensor"
+  std::vector<at::Tensor> tensor_args;  // to be read; absent ones are not in it
+  std::vector<c10::IValue> args;        // as the caller gave them
+  std::vector<bool> spare;  // of each: a tensor that nobody else will read; it may be written, and be the result
   c10::ScalarType dtype = c10::ScalarType::Undefined;  // that the call computes in
   c10::Device device = c10::Device(c10::kCPU);
   std::string layout;  // of the first tensor: "NCHW", "NHWC", ..., "strided"

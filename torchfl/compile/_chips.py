@@ -9,7 +9,7 @@ from torch.fx import Graph
 
 
 def chips_of(graph: Graph) -> list[dict[str, Any]]:
-    """Their descriptors as the engine has them (torchfl/hcd/lower.py). Works on Dynamo's graphs and on AOTAutograd's."""
+    """Their descriptors as the engine has them (torchfl/hcd/lower.py), for graphs of Dynamo's and of AOTAutograd's."""
     from torchfl import _engine
 
     kind = torch._C._get_privateuse1_backend_name()

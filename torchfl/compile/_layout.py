@@ -1,9 +1,9 @@
 """Keeps images in the order of memory that the chip's convolutions want, between the operators of a compiled graph.
 
-Contract: for chips whose descriptor says `tensor.compiled_layout`. `run` has a convolution's input put in that order where
-it is not, follows what becomes of it through the graph, and puts results of the graph back in the order that the user's
-code gives; so nobody sees it. Values do not change. A graph in which something depends on strides in another way is left
-as it is.
+Contract: for chips whose descriptor says `tensor.compiled_layout`. `run` has a convolution's input put in that order
+where it is not, follows what becomes of it through the graph, and puts results of the graph back in the order that the
+user's code gives; so nobody sees it. Values do not change. A graph in which something depends on strides in another way
+is left as it is.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _follow(node: Node, values: dict[Node, Any]) -> list[tuple[str, Node, Node]]
     edits: list[tuple[str, Node, Node]] = []
     convolves = node.target is aten.convolution.default and not node.args[6] and _value(node.args[0], values).dim() == 4
     if convolves and not _is_last(_value(node.args[0], values)):
-        edits.append(("last", node, node.args[0]))  # type: ignore[arg-type]
+        edits.append(("last", node, node.args[0]))
     elif not any(arg in values for arg in node.all_input_nodes):
         return []
     if getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable:
@@ -76,7 +76,7 @@ def _follow(node: Node, values: dict[Node, Any]) -> list[tuple[str, Node, Node]]
     target = node.target
     if target in _VIEWS:
         try:
-            new = target(*args, **kwargs)  # type: ignore[operator]
+            new = target(*args, **kwargs)
         except (RuntimeError, ValueError):
             edits.append(("reshape", node, node))
             new = aten.reshape.default(*args, **kwargs)
@@ -98,6 +98,6 @@ def _strides(value: Any) -> Any:
 
 
 def _is_last(value: torch.Tensor) -> bool:
-    n, c, h, w = value.shape
+    _, c, h, w = value.shape
     wanted: Sequence[Any] = (c * h * w, 1, w * c, c)
     return same_sizes(value.stride(), wanted)
