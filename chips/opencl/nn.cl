@@ -1,1 +1,505 @@
-// nn.cl: see nn.cpp.
+/* nn.cl: matrix products, convolution, pooling, normalisation and softmax in OpenCL C 1.2.
+ *
+ * Contract: nn.cpp, which says what each argument means, builds each kernel with the options it needs.
+ *   REAL   what is computed in: float, or double for float64;  VW: elements of a vector of it
+ *   HALF, BF16 or neither: how tensors (T) are stored;  PLAIN_P, PLAIN_S: parameters, statistics are REAL instead
+ *   L      items of a work-group that shares one row or channel: 1 on a CPU, where an item has the vector unit to itself
+ * An argument p is followed by p0, its offset in bytes, and may be NULL where it is optional. Tensors are contiguous
+ * unless strides, in elements, are given. */
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+typedef REAL real;
+typedef CAT(REAL, VW) vec;
+#define VLOAD(p) CAT(vload, VW)(0, p)
+#define VSTORE(v, p) CAT(vstore, VW)(v, 0, p)
+#ifdef HALF
+typedef half T;
+#define LD(p, i) vload_half(i, p)
+#define ST(v, p, i) vstore_half(v, i, p)
+#define LDV(p) CAT(vload_half, VW)(0, p)
+#define STV(v, p) CAT(vstore_half, VW)(v, 0, p)
+#elif defined(BF16)
+typedef ushort T;
+#define UINTS CAT(uint, VW)
+inline ushort narrow(float v) {  /* to the nearest, ties to even */
+  const uint u = as_uint(v);
+  return isnan(v) ? 0x7fc0 : (ushort)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+#define LD(p, i) as_float((uint)(p)[i] << 16)
+#define ST(v, p, i) ((p)[i] = narrow(v))
+#define LDV(p) CAT(as_float, VW)(CAT(convert_uint, VW)(VLOAD(p)) << 16)
+inline void STV(vec v, __global ushort *p) {
+  float t[VW];
+  VSTORE(v, t);
+  for (int i = 0; i < VW; i++) p[i] = narrow(t[i]);
+}
+#else
+typedef REAL T;
+#define LD(p, i) (p)[i]
+#define ST(v, p, i) ((p)[i] = v)
+#define LDV(p) VLOAD(p)
+#define STV(v, p) VSTORE(v, p)
+#endif
+#ifdef PLAIN_P
+typedef real P;
+#define LDP(p, i) (p)[i]
+#define STP(v, p, i) ((p)[i] = v)
+#else
+typedef T P;
+#define LDP(p, i) LD(p, i)
+#define STP(v, p, i) ST(v, p, i)
+#endif
+#ifdef PLAIN_S
+typedef real S;
+#define LDS(p, i) (p)[i]
+#define STS(v, p, i) ((p)[i] = v)
+#else
+typedef T S;
+#define LDS(p, i) LD(p, i)
+#define STS(v, p, i) ST(v, p, i)
+#endif
+#define ARG(type, p) __global type *p, long p##0
+#define AT(p) (p = (void __global *)((__global char *)p + p##0))
+#if defined(__has_attribute) && L == 1
+#if __has_attribute(min_vector_width)  /* or a compiler that prefers half vectors splits them: twice the time */
+#define WIDE __attribute__((min_vector_width(VW * sizeof(REAL) * 8)))
+#endif
+#endif
+#ifndef WIDE
+#define WIDE
+#endif
+#define ROW_KERNEL __kernel WIDE __attribute__((reqd_work_group_size(L, 1, 1))) void
+
+/* ------------------------------------------------------------------------------------------ matrix products */
+
+/* y[z][m][n] = alpha * sum over k of a[z][m][k] * b[z][k][n] + beta * c[z][m][n]. An item computes a tile of MR rows and NV
+ * vectors in registers. Rows of b lie in panels of NV * VW columns, `bp` apart. Tables replace strides: TM the place of a row
+ * of a; TK those of column k of a and of row k of b; TN that of a result's column, which is not stored where it is < 0. */
+typedef struct {
+  long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
+  int M, N, K, last, mtiles, tiles, by_rows, table_a, table_b, table_n;
+} Product;
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
+#ifdef MR
+__kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(const T, c), ARG(T, y),
+                           ARG(const int, table), real alpha, real beta) {
+  const int tile = get_global_id(0), z = get_global_id(1), ntiles = g.tiles / g.mtiles;
+  if (tile >= g.tiles) return;
+  const int m0 = (g.by_rows ? tile % g.mtiles : tile / ntiles) * MR, panel = g.by_rows ? tile / g.mtiles : tile % ntiles;
+  const int n0 = min(panel * NV * VW, g.last);
+  AT(a), AT(b), AT(c), AT(y), AT(table);
+  b += z * g.bz + panel * g.bp + (n0 - panel * NV * VW);
+  const __global real *row[MR];
+  vec sum[MR][NV];
+  EACH(i, MR) {
+    const int m = min(m0 + i, g.M - 1);
+#ifdef TM
+    row[i] = a + z * g.az + table[g.table_a + m];
+#else
+    row[i] = a + z * g.az + m * g.am;
+#endif
+    EACH(j, NV) sum[i][j] = (vec)(0);
+  }
+  for (int k = 0; k < g.K; k++) {
+#ifdef TK
+    const __global real *from = b + table[g.table_b + k];
+    const int at = table[g.table_a + k];
+#else
+    const __global real *from = b + k * g.bk;
+    const long at = k * g.ak;
+#endif
+    vec v[NV];
+    EACH(j, NV) v[j] = VLOAD(from + j * VW);
+    EACH(i, MR) {
+      const vec factor = (vec)(row[i][at]);
+      EACH(j, NV) sum[i][j] = fma(factor, v[j], sum[i][j]);
+    }
+  }
+  y += z * g.yz, c += c ? z * g.cz : 0;
+  for (int j = 0; j < NV; j++) {
+    const int n = n0 + j * VW;
+#ifdef TN
+    const __global int *to = table + g.table_n + n;
+    const int whole = n + VW <= g.N && to[0] >= 0 && to[VW - 1] - to[0] == VW - 1;
+    const long first = to[0];
+#else
+    const int whole = n + VW <= g.N && g.yn == 1;
+    const long first = n * g.yn;
+#endif
+    EACH(i, MR) if (m0 + i < g.M) {
+      const long ym = (m0 + i) * g.ym, cm = (m0 + i) * g.cm;
+      vec v = sum[i][j] * alpha;
+      if (whole && (!c || g.cn == 0)) {
+        if (c) v += (vec)(beta * LD(c, cm));
+        STV(v, y + ym + first);
+      } else if (whole && g.cn == 1) {
+        STV(v + beta * LDV(c + cm + n), y + ym + first);
+      } else {
+        real t[VW];
+        VSTORE(v, t);
+        for (int l = 0; l < VW && n + l < g.N; l++) {
+#ifdef TN
+          if (to[l] < 0) continue;
+          const long at = to[l];
+#else
+          const long at = (n + l) * g.yn;
+#endif
+          ST(t[l] + (c ? beta * LD(c, cm + (n + l) * g.cn) : 0), y, ym + at);
+        }
+      }
+    }
+  }
+}
+#endif
+
+/* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the place of a
+ * row (TR) or of a column (TC) is found there, and where that is < 0 the value is 0. */
+typedef struct {
+  long xr, xc, xz, yr, yp, yz;
+  int rows, columns, width, panels;
+} Pack;
+#ifdef KEEP /* as it is, not in the type that is computed in */
+#define PACKED T
+#define PUT(v) ST(v, y, to)
+#else
+#define PACKED real
+#define PUT(v) (y[to] = v)
+#endif
+__kernel void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table)) {
+  const int i = get_global_id(0), r = get_global_id(1), panel = get_global_id(2) % g.panels, z = get_global_id(2) / g.panels;
+  const int n = panel * g.width + i;
+  if (i >= g.width || r >= g.rows) return;
+  AT(x), AT(y), AT(table);
+#if defined(TR)
+  const long at = n < g.columns && table[r] >= 0 ? table[r] + n * g.xc : -1;
+#elif defined(TC)
+  const long at = n < g.columns && table[n] >= 0 ? table[n] + r * g.xr : -1;
+#else
+  const long at = n < g.columns ? n * g.xc + r * g.xr : -1;
+#endif
+  const long to = z * g.yz + panel * g.yp + r * g.yr + i;
+  PUT(at < 0 ? 0 : LD(x, z * g.xz + at));
+}
+
+/* ------------------------------------------------------------------------------------------ rows and channels */
+
+inline real lanes(vec v) {
+  real t[VW], s = 0;
+  VSTORE(v, t);
+  for (int w = VW / 2; w; w /= 2)
+    for (int i = 0; i < w; i++) t[i] += t[i + w];
+  return t[0];
+}
+inline real greatest(vec v) {
+  real t[VW];
+  VSTORE(v, t);
+  for (int i = 1; i < VW; i++) t[0] = fmax(t[0], t[i]);
+  return t[0];
+}
+/* The sum, or the maximum, over the work-group. */
+#if L == 1
+#define SUM(v, room) (v)
+#define MAX(v, room) (v)
+#else
+#define SHARED(name, OP)                                            \
+  inline real name(real v, __local real *room) {                    \
+    const int l = get_local_id(0);                                  \
+    room[l] = v;                                                    \
+    barrier(CLK_LOCAL_MEM_FENCE);                                   \
+    for (int w = L / 2; w; w /= 2) {                                \
+      if (l < w) room[l] = OP(room[l], room[l + w]);                \
+      barrier(CLK_LOCAL_MEM_FENCE);                                 \
+    }                                                               \
+    v = room[0];                                                    \
+    barrier(CLK_LOCAL_MEM_FENCE);                                   \
+    return v;                                                       \
+  }
+#define PLUS(a, b) ((a) + (b))
+SHARED(SUM, PLUS)
+SHARED(MAX, fmax)
+#endif
+/* A vector at p, of which n elements exist; the others are `fill`. And the way back. */
+inline vec take(const __global T *p, long n, real fill) {
+  if (n >= VW) return LDV(p);
+  real t[VW];
+  for (int i = 0; i < VW; i++) t[i] = i < n ? LD(p, i) : fill;
+  return VLOAD(t);
+}
+inline void give(vec v, __global T *p, long n) {
+  if (n >= VW) {
+    STV(v, p);
+    return;
+  }
+  real t[VW];
+  VSTORE(v, t);
+  for (int i = 0; i < n; i++) ST(t[i], p, i);
+}
+#define SWEEP(i, n) for (long i = get_local_id(0) * VW; i < (n); i += L * VW)
+
+/* y[m][n] = alpha * sum over k of a[m][k] * b[n][k] + beta * c[m][n]: few rows m, k contiguous in both. */
+typedef struct {
+  long am, az, bn, bz, ym, yn, yz, cm, cn, cz;
+  int M, K;
+} Dots;
+ROW_KERNEL dots(Dots g, ARG(const T, a), ARG(const T, b), ARG(const T, c), ARG(T, y), real alpha, real beta) {
+  __local real room[L];
+  const int n = get_group_id(0), m0 = get_group_id(1) * 4, z = get_group_id(2);
+  AT(a), AT(b), AT(c), AT(y);
+  b += z * g.bz + n * g.bn, a += z * g.az;
+  vec sum[4];
+  for (int i = 0; i < 4; i++) sum[i] = (vec)(0);
+  SWEEP(k, g.K) {
+    const vec v = take(b + k, g.K - k, 0);
+    EACH(i, 4) sum[i] = fma(take(a + min(m0 + i, g.M - 1) * g.am + k, g.K - k, 0), v, sum[i]);
+  }
+  for (int i = 0; i < 4; i++) {
+    const real v = alpha * SUM(lanes(sum[i]), room);
+    const int m = m0 + i;
+    if (m < g.M && get_local_id(0) == 0)
+      ST(v + (c ? beta * LD(c, z * g.cz + m * g.cm + n * g.cn) : 0), y, z * g.yz + m * g.ym + n * g.yn);
+  }
+}
+
+/* Batch norm of x[images][channels][size]; a work-group has a channel. */
+ROW_KERNEL batch_norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P, mean), ARG(P, var), ARG(T, y),
+                      ARG(S, save_mean), ARG(S, save_invstd), int images, int channels, long size, int training, real momentum,
+                      real eps) {
+  __local real room[L];
+  const int c = get_group_id(0);
+  const long step = channels * size, count = images * size;
+  AT(x), AT(weight), AT(bias), AT(mean), AT(var), AT(y), AT(save_mean), AT(save_invstd);
+  x += c * size, y += c * size;
+  real m, scale;
+  if (training) {
+    real total = 0;
+    for (int n = 0; n < images; n++) {
+      vec sum = (vec)(0);
+      SWEEP(i, size) sum += take(x + n * step + i, size - i, 0);
+      total += lanes(sum);
+    }
+    m = SUM(total, room) / count, total = 0;
+    for (int n = 0; n < images; n++) {
+      vec sum = (vec)(0);
+      SWEEP(i, size) {
+        const vec d = take(x + n * step + i, size - i, m) - m;
+        sum = fma(d, d, sum);
+      }
+      total += lanes(sum);
+    }
+    const real v = SUM(total, room) / count;
+    scale = 1 / sqrt(v + eps);
+    if (get_local_id(0) == 0) {
+      STS(m, save_mean, c), STS(scale, save_invstd, c);
+      if (mean) STP((1 - momentum) * LDP(mean, c) + momentum * m, mean, c);
+      if (var) STP((1 - momentum) * LDP(var, c) + momentum * v * count / max(count - 1, 1L), var, c);
+    }
+  } else {
+    m = LDP(mean, c), scale = 1 / sqrt(LDP(var, c) + eps);
+  }
+  scale *= weight ? LDP(weight, c) : 1;
+  const real shift = (bias ? LDP(bias, c) : 0);
+  for (int n = 0; n < images; n++)
+    SWEEP(i, size) give(fma(take(x + n * step + i, size - i, 0) - m, (vec)(scale), (vec)(shift)), y + n * step + i, size - i);
+}
+
+/* The gradients. Without x: sums of g over images and size into `bias`, as a convolution's bias needs them. */
+ROW_KERNEL batch_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const S, mean), ARG(const S, stat),
+                           ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training,
+                           real eps) {
+  __local real room[L];
+  const int c = get_group_id(0);
+  const long step = channels * size, count = images * size;
+  AT(g), AT(x), AT(weight), AT(mean), AT(stat), AT(y), AT(dweight), AT(dbias);
+  g += c * size;
+  if (x) x += c * size;
+  const real m = x ? LDS(mean, c) : 0, invstd = !x ? 0 : training ? LDS(stat, c) : 1 / sqrt(LDS(stat, c) + eps);
+  real plain = 0, product = 0;
+  for (int n = 0; n < images; n++) {
+    vec sum = (vec)(0), dot = (vec)(0);
+    SWEEP(i, size) {
+      const vec v = take(g + n * step + i, size - i, 0);
+      sum += v;
+      if (x) dot = fma(v, take(x + n * step + i, size - i, m) - m, dot);
+    }
+    plain += lanes(sum), product += lanes(dot);
+  }
+  plain = SUM(plain, room), product = SUM(product, room) * invstd;
+  if (get_local_id(0) == 0) {
+    if (dweight) STP(product, dweight, c);
+    if (dbias) STP(plain, dbias, c);
+  }
+  if (!y) return;
+  y += c * size;
+  const real scale = invstd * (weight ? LDP(weight, c) : 1);
+  const real a = training ? plain / count : 0, b = training ? product / count * invstd : 0;
+  for (int n = 0; n < images; n++)
+    SWEEP(i, size) {
+      const vec d = take(x + n * step + i, size - i, 0) - m;
+      give((take(g + n * step + i, size - i, 0) - a - d * b) * scale, y + n * step + i, size - i);
+    }
+}
+
+/* Layer norm of x[rows][size]; a work-group has a row. */
+ROW_KERNEL layer_norm(ARG(const T, x), ARG(const T, weight), ARG(const T, bias), ARG(T, y), ARG(S, mean), ARG(S, rstd), int size,
+                      real eps) {
+  __local real room[L];
+  const long r = get_group_id(0);
+  AT(x), AT(weight), AT(bias), AT(y), AT(mean), AT(rstd);
+  x += r * size, y += r * size;
+  vec sum = (vec)(0);
+  SWEEP(i, size) sum += take(x + i, size - i, 0);
+  const real m = SUM(lanes(sum), room) / size;
+  sum = (vec)(0);
+  SWEEP(i, size) {
+    const vec d = take(x + i, size - i, m) - m;
+    sum = fma(d, d, sum);
+  }
+  const real scale = 1 / sqrt(SUM(lanes(sum), room) / size + eps);
+  SWEEP(i, size) {
+    const long n = size - i;
+    const vec v = (take(x + i, n, 0) - m) * scale * (weight ? take(weight + i, n, 0) : (vec)(1));
+    give(bias ? v + take(bias + i, n, 0) : v, y + i, n);
+  }
+  if (get_local_id(0) == 0) STS(m, mean, r), STS(scale, rstd, r);
+}
+ROW_KERNEL layer_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const S, mean), ARG(const S, rstd), ARG(const T, weight),
+                           ARG(T, y), int size) {
+  __local real room[L];
+  const long r = get_group_id(0);
+  AT(g), AT(x), AT(mean), AT(rstd), AT(weight), AT(y);
+  g += r * size, x += r * size, y += r * size;
+  const real m = LDS(mean, r), scale = LDS(rstd, r);
+  vec sum = (vec)(0), dot = (vec)(0);
+  SWEEP(i, size) {
+    const vec v = take(g + i, size - i, 0) * (weight ? take(weight + i, size - i, 0) : (vec)(1));
+    sum += v, dot = fma(v, (take(x + i, size - i, m) - m) * scale, dot);
+  }
+  const real a = SUM(lanes(sum), room) / size, b = SUM(lanes(dot), room) / size;
+  SWEEP(i, size) {
+    const vec v = take(g + i, size - i, 0) * (weight ? take(weight + i, size - i, 0) : (vec)(1));
+    give((v - a - (take(x + i, size - i, 0) - m) * scale * b) * scale, y + i, size - i);
+  }
+}
+/* Of weight and bias: an item has VW columns. */
+__kernel WIDE void layer_norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const S, mean), ARG(const S, rstd),
+                                          ARG(T, dweight), ARG(T, dbias), long rows, int size) {
+  const long i = get_global_id(0) * VW, n = size - i;
+  if (n <= 0) return;
+  AT(g), AT(x), AT(mean), AT(rstd), AT(dweight), AT(dbias);
+  vec w = (vec)(0), b = (vec)(0);
+  for (long from = 0; from < rows; from += 64) { /* in blocks: less is lost to rounding */
+    vec sum = (vec)(0), dot = (vec)(0);
+    for (long r = from; r < min(rows, from + 64); r++) {
+      const vec v = take(g + r * size + i, n, 0);
+      sum += v, dot = fma(v, (take(x + r * size + i, n, 0) - LDS(mean, r)) * LDS(rstd, r), dot);
+    }
+    w += dot, b += sum;
+  }
+  if (dweight) give(w, dweight + i, n);
+  if (dbias) give(b, dbias + i, n);
+}
+
+/* Softmax of rows, or its logarithm (LOG), and their gradients from the result y. */
+ROW_KERNEL softmax(ARG(const T, x), ARG(T, y), int size) {
+  __local real room[L];
+  const long r = get_group_id(0);
+  AT(x), AT(y);
+  x += r * size, y += r * size;
+  vec top = (vec)(-INFINITY), sum = (vec)(0);
+  SWEEP(i, size) top = fmax(top, take(x + i, size - i, -INFINITY));
+  const real m = MAX(greatest(top), room);
+  SWEEP(i, size) sum += exp(take(x + i, size - i, -INFINITY) - m);
+  const real s = SUM(lanes(sum), room);
+#ifdef LOG
+  SWEEP(i, size) give(take(x + i, size - i, 0) - m - log(s), y + i, size - i);
+#else
+  SWEEP(i, size) give(exp(take(x + i, size - i, 0) - m) / s, y + i, size - i);
+#endif
+}
+ROW_KERNEL softmax_grad(ARG(const T, g), ARG(const T, y), ARG(T, dx), int size) {
+  __local real room[L];
+  const long r = get_group_id(0);
+  AT(g), AT(y), AT(dx);
+  g += r * size, y += r * size, dx += r * size;
+  vec sum = (vec)(0);
+#ifdef LOG
+  SWEEP(i, size) sum += take(g + i, size - i, 0);
+  const real s = SUM(lanes(sum), room);
+  SWEEP(i, size) give(take(g + i, size - i, 0) - exp(take(y + i, size - i, 0)) * s, dx + i, size - i);
+#else
+  SWEEP(i, size) sum = fma(take(g + i, size - i, 0), take(y + i, size - i, 0), sum);
+  const real s = SUM(lanes(sum), room);
+  SWEEP(i, size) give((take(g + i, size - i, 0) - s) * take(y + i, size - i, 0), dx + i, size - i);
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------ pooling */
+
+typedef struct {
+  int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw, count_padding, divisor, adaptive;
+} Window;
+/* Of output o: where its window begins and ends, clipped, in one dimension; the result is its size before clipping. */
+inline int window(int adaptive, int o, int in, int out, int k, int s, int p, int *from, int *to) {
+  if (adaptive) {
+    *from = (int)((long)o * in / out), *to = (int)(((long)(o + 1) * in + out - 1) / out);
+    return *to - *from;
+  }
+  const int start = o * s - p, end = min(start + k, in + p);
+  *from = max(start, 0), *to = min(end, in);
+  return end - start;
+}
+inline real share(const Window *g, int oh, int ow, int *h0, int *h1, int *w0, int *w1) {
+  const int h = window(g->adaptive, oh, g->H, g->OH, g->kh, g->sh, g->ph, h0, h1);
+  const int w = window(g->adaptive, ow, g->W, g->OW, g->kw, g->sw, g->pw, w0, w1);
+  return (real)1 / (g->divisor ? g->divisor : g->count_padding ? h * w : (*h1 - *h0) * (*w1 - *w0));
+}
+__kernel void pool(Window g, ARG(const T, x), ARG(T, y), ARG(long, indices)) {
+  const int ow = get_global_id(0), oh = get_global_id(1);
+  const long plane = get_global_id(2), at = (plane * g.OH + oh) * g.OW + ow;
+  if (ow >= g.OW || oh >= g.OH) return;
+  AT(x), AT(y), AT(indices);
+  x += plane * g.H * g.W;
+  if (indices) {
+    real best = -INFINITY;
+    int h0 = oh * g.sh - g.ph, w0 = ow * g.sw - g.pw, where = -1;
+    for (int h = h0; h < h0 + g.kh * g.dh; h += g.dh)
+      for (int w = w0; w < w0 + g.kw * g.dw; w += g.dw) {
+        if (h < 0 || w < 0 || h >= g.H || w >= g.W) continue;
+        const real v = LD(x, h * g.W + w);
+        if (v > best || isnan(v) || where < 0) best = v, where = h * g.W + w;
+      }
+    ST(best, y, at), indices[at] = where;
+  } else {
+    int h0, h1, w0, w1;
+    real sum = 0, part = share(&g, oh, ow, &h0, &h1, &w0, &w1);
+    for (int h = h0; h < h1; h++)
+      for (int w = w0; w < w1; w++) sum += LD(x, h * g.W + w);
+    ST(sum * part, y, at);
+  }
+}
+/* The outputs in whose windows i lies: from *from to *to. */
+inline void covers(int adaptive, int i, int in, int out, int k, int s, int p, int d, int *from, int *to) {
+  if (adaptive) {
+    *from = (int)((long)i * out / in), *to = (int)(((long)(i + 1) * out + in - 1) / in) - 1;
+  } else {
+    const int first = i + p - (k - 1) * d;
+    *from = first > 0 ? (first + s - 1) / s : 0, *to = min((i + p) / s, out - 1);
+  }
+}
+__kernel void pool_grad(Window g, ARG(const T, dy), ARG(const long, indices), ARG(T, dx)) {
+  const int w = get_global_id(0), h = get_global_id(1);
+  const long plane = get_global_id(2);
+  if (w >= g.W || h >= g.H) return;
+  AT(dy), AT(indices), AT(dx);
+  int h0, h1, w0, w1, unused;
+  covers(g.adaptive, h, g.H, g.OH, g.kh, g.sh, g.ph, g.dh, &h0, &h1);
+  covers(g.adaptive, w, g.W, g.OW, g.kw, g.sw, g.pw, g.dw, &w0, &w1);
+  real sum = 0;
+  for (int oh = h0; oh <= h1; oh++)
+    for (int ow = w0; ow <= w1; ow++) {
+      const long at = (plane * g.OH + oh) * g.OW + ow;
+      if (!indices) sum += LD(dy, at) * share(&g, oh, ow, &unused, &unused, &unused, &unused);
+      else if (indices[at] == h * g.W + w) sum += LD(dy, at);
+    }
+  ST(sum, dx, (plane * g.H + h) * g.W + w);
+}
