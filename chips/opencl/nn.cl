@@ -1,6 +1,7 @@
 /* nn.cl: matrix products, convolution, pooling, normalisation and softmax in OpenCL C 1.2.
  *
- * Contract: nn.cpp, which says what each argument means, builds each kernel with the options it needs.
+ * Contract: nn.cpp, which says what each argument means, builds each kernel alone, from what stands before the first line with
+ * a marker and the section whose line names it, with the options it needs.
  *   REAL   what is computed in: float, or double for float64;  VW: elements of a vector of it
  *   HALF, BF16 or neither: how tensors (T) are stored;  PLAIN_P, PLAIN_S: parameters, statistics are REAL instead
  *   L      items of a work-group that shares one row or channel: 1 on a CPU, where an item has the vector unit to itself
@@ -69,9 +70,61 @@ typedef T S;
 #define WIDE
 #endif
 #define ROW_KERNEL __kernel WIDE __attribute__((reqd_work_group_size(L, 1, 1))) void
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
+inline real lanes(vec v) {
+  real t[VW], s = 0;
+  VSTORE(v, t);
+  for (int w = VW / 2; w; w /= 2)
+    for (int i = 0; i < w; i++) t[i] += t[i + w];
+  return t[0];
+}
+inline real greatest(vec v) {
+  real t[VW];
+  VSTORE(v, t);
+  for (int i = 1; i < VW; i++) t[0] = fmax(t[0], t[i]);
+  return t[0];
+}
+/* The sum, or the maximum, over the work-group. */
+#if L == 1
+#define SUM(v, room) (v)
+#define MAX(v, room) (v)
+#else
+#define SHARED(name, OP)                                            \
+  inline real name(real v, __local real *room) {                    \
+    const int l = get_local_id(0);                                  \
+    room[l] = v;                                                    \
+    barrier(CLK_LOCAL_MEM_FENCE);                                   \
+    for (int w = L / 2; w; w /= 2) {                                \
+      if (l < w) room[l] = OP(room[l], room[l + w]);                \
+      barrier(CLK_LOCAL_MEM_FENCE);                                 \
+    }                                                               \
+    v = room[0];                                                    \
+    barrier(CLK_LOCAL_MEM_FENCE);                                   \
+    return v;                                                       \
+  }
+#define PLUS(a, b) ((a) + (b))
+SHARED(SUM, PLUS)
+SHARED(MAX, fmax)
+#endif
+/* A vector at p, of which n elements exist; the others are `fill`. And the way back. */
+inline vec take(const __global T *p, long n, real fill) {
+  if (n >= VW) return LDV(p);
+  real t[VW];
+  for (int i = 0; i < VW; i++) t[i] = i < n ? LD(p, i) : fill;
+  return VLOAD(t);
+}
+inline void give(vec v, __global T *p, long n) {
+  if (n >= VW) {
+    STV(v, p);
+    return;
+  }
+  real t[VW];
+  VSTORE(v, t);
+  for (int i = 0; i < n; i++) ST(t[i], p, i);
+}
+#define SWEEP(i, n) for (long i = get_local_id(0) * VW; i < (n); i += L * VW)
 
-/* ------------------------------------------------------------------------------------------ matrix products */
-
+//: product
 /* y[z][m][n] = alpha * sum over k of a[z][m][k] * b[z][k][n] + beta * c[z][m][n]. An item computes a tile of MR rows and NV
  * vectors in registers. Rows of b lie in panels of NV * VW columns, `bp` apart. Tables replace strides: TM the place of a row
  * of a; TK those of column k of a and of row k of b; TN that of a result's column, which is not stored where it is < 0. */
@@ -79,8 +132,6 @@ typedef struct {
   long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
   int M, N, K, last, mtiles, tiles, by_rows, table_a, table_b, table_n;
 } Product;
-#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
-#ifdef MR
 __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(const T, c), ARG(T, y),
                            ARG(const int, table), real alpha, real beta) {
   const int tile = get_global_id(0), z = get_global_id(1), ntiles = g.tiles / g.mtiles;
@@ -150,8 +201,8 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
     }
   }
 }
-#endif
 
+//: pack
 /* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the place of a
  * row (TR) or of a column (TC) is found there, and where that is < 0 the value is 0. */
 typedef struct {
@@ -181,61 +232,7 @@ __kernel void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table
   PUT(at < 0 ? 0 : LD(x, z * g.xz + at));
 }
 
-/* ------------------------------------------------------------------------------------------ rows and channels */
-
-inline real lanes(vec v) {
-  real t[VW], s = 0;
-  VSTORE(v, t);
-  for (int w = VW / 2; w; w /= 2)
-    for (int i = 0; i < w; i++) t[i] += t[i + w];
-  return t[0];
-}
-inline real greatest(vec v) {
-  real t[VW];
-  VSTORE(v, t);
-  for (int i = 1; i < VW; i++) t[0] = fmax(t[0], t[i]);
-  return t[0];
-}
-/* The sum, or the maximum, over the work-group. */
-#if L == 1
-#define SUM(v, room) (v)
-#define MAX(v, room) (v)
-#else
-#define SHARED(name, OP)                                            \
-  inline real name(real v, __local real *room) {                    \
-    const int l = get_local_id(0);                                  \
-    room[l] = v;                                                    \
-    barrier(CLK_LOCAL_MEM_FENCE);                                   \
-    for (int w = L / 2; w; w /= 2) {                                \
-      if (l < w) room[l] = OP(room[l], room[l + w]);                \
-      barrier(CLK_LOCAL_MEM_FENCE);                                 \
-    }                                                               \
-    v = room[0];                                                    \
-    barrier(CLK_LOCAL_MEM_FENCE);                                   \
-    return v;                                                       \
-  }
-#define PLUS(a, b) ((a) + (b))
-SHARED(SUM, PLUS)
-SHARED(MAX, fmax)
-#endif
-/* A vector at p, of which n elements exist; the others are `fill`. And the way back. */
-inline vec take(const __global T *p, long n, real fill) {
-  if (n >= VW) return LDV(p);
-  real t[VW];
-  for (int i = 0; i < VW; i++) t[i] = i < n ? LD(p, i) : fill;
-  return VLOAD(t);
-}
-inline void give(vec v, __global T *p, long n) {
-  if (n >= VW) {
-    STV(v, p);
-    return;
-  }
-  real t[VW];
-  VSTORE(v, t);
-  for (int i = 0; i < n; i++) ST(t[i], p, i);
-}
-#define SWEEP(i, n) for (long i = get_local_id(0) * VW; i < (n); i += L * VW)
-
+//: dots
 /* y[m][n] = alpha * sum over k of a[m][k] * b[n][k] + beta * c[m][n]: few rows m, k contiguous in both. */
 typedef struct {
   long am, az, bn, bz, ym, yn, yz, cm, cn, cz;
@@ -260,6 +257,7 @@ ROW_KERNEL dots(Dots g, ARG(const T, a), ARG(const T, b), ARG(const T, c), ARG(T
   }
 }
 
+//: batch_norm
 /* Batch norm of x[images][channels][size]; a work-group has a channel. */
 ROW_KERNEL batch_norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P, mean), ARG(P, var), ARG(T, y),
                       ARG(S, save_mean), ARG(S, save_invstd), int images, int channels, long size, int training, real momentum,
@@ -302,6 +300,7 @@ ROW_KERNEL batch_norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias),
     SWEEP(i, size) give(fma(take(x + n * step + i, size - i, 0) - m, (vec)(scale), (vec)(shift)), y + n * step + i, size - i);
 }
 
+//: batch_norm_grad
 /* The gradients. Without x: sums of g over images and size into `bias`, as a convolution's bias needs them. */
 ROW_KERNEL batch_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const S, mean), ARG(const S, stat),
                            ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training,
@@ -339,6 +338,7 @@ ROW_KERNEL batch_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight
     }
 }
 
+//: layer_norm
 /* Layer norm of x[rows][size]; a work-group has a row. */
 ROW_KERNEL layer_norm(ARG(const T, x), ARG(const T, weight), ARG(const T, bias), ARG(T, y), ARG(S, mean), ARG(S, rstd), int size,
                       real eps) {
@@ -362,6 +362,7 @@ ROW_KERNEL layer_norm(ARG(const T, x), ARG(const T, weight), ARG(const T, bias),
   }
   if (get_local_id(0) == 0) STS(m, mean, r), STS(scale, rstd, r);
 }
+//: layer_norm_grad
 ROW_KERNEL layer_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const S, mean), ARG(const S, rstd), ARG(const T, weight),
                            ARG(T, y), int size) {
   __local real room[L];
@@ -380,6 +381,7 @@ ROW_KERNEL layer_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const S, mean),
     give((v - a - (take(x + i, size - i, 0) - m) * scale * b) * scale, y + i, size - i);
   }
 }
+//: layer_norm_grad_weight
 /* Of weight and bias: an item has VW columns. */
 __kernel WIDE void layer_norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const S, mean), ARG(const S, rstd),
                                           ARG(T, dweight), ARG(T, dbias), long rows, int size) {
@@ -399,6 +401,7 @@ __kernel WIDE void layer_norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(
   if (dbias) give(b, dbias + i, n);
 }
 
+//: softmax
 /* Softmax of rows, or its logarithm (LOG), and their gradients from the result y. */
 ROW_KERNEL softmax(ARG(const T, x), ARG(T, y), int size) {
   __local real room[L];
@@ -416,6 +419,7 @@ ROW_KERNEL softmax(ARG(const T, x), ARG(T, y), int size) {
   SWEEP(i, size) give(exp(take(x + i, size - i, 0) - m) / s, y + i, size - i);
 #endif
 }
+//: softmax_grad
 ROW_KERNEL softmax_grad(ARG(const T, g), ARG(const T, y), ARG(T, dx), int size) {
   __local real room[L];
   const long r = get_group_id(0);
@@ -433,8 +437,7 @@ ROW_KERNEL softmax_grad(ARG(const T, g), ARG(const T, y), ARG(T, dx), int size) 
 #endif
 }
 
-/* ------------------------------------------------------------------------------------------ pooling */
-
+//: pool pool_grad
 typedef struct {
   int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw, count_padding, divisor, adaptive;
 } Window;
@@ -491,14 +494,14 @@ __kernel void pool_grad(Window g, ARG(const T, dy), ARG(const long, indices), AR
   const long plane = get_global_id(2);
   if (w >= g.W || h >= g.H) return;
   AT(dy), AT(indices), AT(dx);
-  int h0, h1, w0, w1, unused;
+  int h0, h1, w0, w1, from[4];
   covers(g.adaptive, h, g.H, g.OH, g.kh, g.sh, g.ph, g.dh, &h0, &h1);
   covers(g.adaptive, w, g.W, g.OW, g.kw, g.sw, g.pw, g.dw, &w0, &w1);
   real sum = 0;
   for (int oh = h0; oh <= h1; oh++)
     for (int ow = w0; ow <= w1; ow++) {
       const long at = (plane * g.OH + oh) * g.OW + ow;
-      if (!indices) sum += LD(dy, at) * share(&g, oh, ow, &unused, &unused, &unused, &unused);
+      if (!indices) sum += LD(dy, at) * share(&g, oh, ow, from, from + 1, from + 2, from + 3);
       else if (indices[at] == h * g.W + w) sum += LD(dy, at);
     }
   ST(sum, dx, (plane * g.H + h) * g.W + w);

@@ -56,14 +56,25 @@ int64_t lanes(const Device &device, int32_t dtype) {
   return device.cpu ? std::max<int64_t>(4, device.width) / (dtype == UBA_DTYPE_FLOAT64 ? 2 : 1) : 4;
 }
 size_t sharers(const Device &device) { return device.cpu ? 1 : 64; }
+std::string section(const std::string &name) {  // of the source: see nn.cl
+  const std::string all = kSource;
+  size_t at = all.find("//:"), end = at;
+  std::string text = all.substr(0, at);
+  for (; at != std::string::npos; at = end) {
+    end = all.find("//:", at + 3);
+    const std::string part = all.substr(at, end - at), line = part.substr(3, part.find('\n') - 3) + ' ';
+    if (line.find(' ' + name + ' ') != std::string::npos) text += part;
+  }
+  return text;
+}
 Kernel &kernel(const Call &f, const char *name, int32_t dtype, std::string more = "") {
   storage_type(f.device, dtype);  // refuses what the device lacks
   if (dtype < UBA_DTYPE_FLOAT16 || dtype > UBA_DTYPE_FLOAT64) refuse("floating point only");
   if (dtype == UBA_DTYPE_FLOAT16) more += " -DHALF";
   if (dtype == UBA_DTYPE_BFLOAT16) more += " -DBF16";
-  return kernel_of(f.device, kSource, name,
-                   (dtype == UBA_DTYPE_FLOAT64 ? "-DREAL=double -DVW=" : "-DREAL=float -DVW=") +
-                       std::to_string(lanes(f.device, dtype)) + " -DL=" + std::to_string(sharers(f.device)) + more);
+  more = (dtype == UBA_DTYPE_FLOAT64 ? "-DREAL=double -DVW=" : "-DREAL=float -DVW=") +
+         std::to_string(lanes(f.device, dtype)) + " -DL=" + std::to_string(sharers(f.device)) + more;
+  return kernel_for(f.device, name + (' ' + more), [&] { return Recipe{section(name), name, more}; });
 }
 // " -DPLAIN_<letter>" if these tensors are float32 beside 16-bit ones; those that share a letter must have one dtype.
 std::string plain(char letter, int32_t dtype, std::initializer_list<const uba_tensor *> tensors) {
