@@ -127,10 +127,10 @@ inline void give(vec v, __global T *p, long n) {
 //: product
 /* y[z][m][n] = alpha * sum over k of a[z][m][k] * b[z][k][n] + beta * c[z][m][n]. An item computes a tile of MR rows and NV
  * vectors in registers. Rows of b lie in panels of NV * VW columns, `bp` apart. Tables replace strides: TM the place of a row
- * of a; TK those of column k of a and of row k of b; TN that of a result's column, which is not stored where it is < 0. */
+ * of a; TK that of a row of b; TN that of a result's column, which is not stored where it is < 0. */
 typedef struct {
   long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
-  int M, N, K, last, mtiles, tiles, by_rows, table_a, table_b, table_n;
+  int M, N, K, last, mtiles, tiles, by_rows, table_m, table_k, table_n;
 } Product;
 __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(const T, c), ARG(T, y),
                            ARG(const int, table), real alpha, real beta) {
@@ -145,7 +145,7 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
   EACH(i, MR) {
     const int m = min(m0 + i, g.M - 1);
 #ifdef TM
-    row[i] = a + z * g.az + table[g.table_a + m];
+    row[i] = a + z * g.az + table[g.table_m + m];
 #else
     row[i] = a + z * g.az + m * g.am;
 #endif
@@ -153,16 +153,14 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
   }
   for (int k = 0; k < g.K; k++) {
 #ifdef TK
-    const __global real *from = b + table[g.table_b + k];
-    const int at = table[g.table_a + k];
+    const __global real *from = b + table[g.table_k + k];
 #else
     const __global real *from = b + k * g.bk;
-    const long at = k * g.ak;
 #endif
     vec v[NV];
     EACH(j, NV) v[j] = VLOAD(from + j * VW);
     EACH(i, MR) {
-      const vec factor = (vec)(row[i][at]);
+      const vec factor = (vec)(row[i][k * g.ak]);
       EACH(j, NV) sum[i][j] = fma(factor, v[j], sum[i][j]);
     }
   }

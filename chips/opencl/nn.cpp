@@ -138,7 +138,7 @@ std::string key_of(char kind, const Plain &...parts) {
 
 struct Product {  // as in nn.cl
   cl_long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
-  cl_int M, N, K, last, mtiles, tiles, by_rows, table_a, table_b, table_n;
+  cl_int M, N, K, last, mtiles, tiles, by_rows, table_m, table_k, table_n;
 };
 struct Pack {
   cl_long xr, xc, xz, yr, yp, yz;
@@ -362,7 +362,6 @@ std::vector<cl_int> slide_tables(const Window &w, const Layout &l) {
       const Dims shift = each([&](size_t d) { return q[d] * w.d[d] / w.s[d]; });
       t.push_back(cl_int(c * l.row + linear(phase, l.phases) * w.images * volume(l.grid) + linear(shift, l.grid)));
     }
-  for (int64_t k = 0; k < w.big * w.taps; k++) t.push_back(cl_int(k));
   for (int64_t n = 0; n < l.N; n++) {
     const Dims o = split(n % volume(l.grid), l.grid);
     t.push_back(inside(o, w.O) ? cl_int(place(w.at_small, n / volume(l.grid), o)) : -1);
@@ -393,15 +392,6 @@ std::vector<cl_int> spread_tables(const Window &w, const Layout &l, const Dims &
   }
   return t;
 }
-// Contiguous weights in the type that a kernel computes in.
-Buffer weights(const Call &f, const uba_tensor &w, Room &room) {
-  const Buffer x = dense(f, {&w}, &room)[0];
-  if (item_size(w.dtype) >= 4) return x;
-  const int64_t n = elements(w), rows = w.sizes[0];
-  const Buffer y = room.take(n * 4);
-  pack(f, w.dtype, {n / rows, 1, 0, n / rows, 0, 0, cl_int(rows), cl_int(n / rows), cl_int(n / rows), 1}, 1, x, y, {}, "");
-  return y;
-}
 int64_t real_size(int32_t dtype) { return dtype == UBA_DTYPE_FLOAT64 ? 8 : 4; }
 
 // y = x slid over (a convolution), or x spread out (its gradient, or a transposed one), times the weights, plus bias.
@@ -418,8 +408,9 @@ void convolve(const Call &f, Window w, bool spread, const uba_tensor &x, const u
   if (in_place) batch = w.groups * w.images, w.images = 1, l = layout(w, spread), l.row = volume(w.I);
   const int64_t bytes = in_place ? 0 : Room::round((from * w.groups * l.row + tile.width) * real);
   Room room(f, bytes + 2 * Room::round(elements(weight) * real));
-  const Buffer a = weights(f, weight, room);
-  Buffer b = f.at(&x);
+  const Buffer b = in_place ? f.at(&x) : room.take(bytes);
+  Buffer a = dense(f, {&weight}, &room)[0];
+  const Buffer given = a, rows = room.memory;
   const Dims count = spread ? each([&](size_t d) { return std::min(w.s[d], w.I[d] + w.p[d]); }) : Dims{1, 1, 1};
   for (int64_t i = 0; i < volume(count); i++) {
     const Dims phase = split(i, count);
@@ -432,17 +423,19 @@ void convolve(const Call &f, Window w, bool spread, const uba_tensor &x, const u
       }));
     const Buffer places = table(f, key_of(spread ? 's' : 'w', w, l.row, phase),
                                 [&] { return spread ? spread_tables(w, l, phase) : slide_tables(w, l); });
-    if (!in_place && i == 0) {
-      b = room.take(bytes);
+    if (!in_place && i == 0)
       pack(f, dtype, {at_x.channel, 0, 0, l.row, 0, 0, cl_int(from * w.groups), cl_int(l.cells), cl_int(l.cells), 1}, 1, f.at(&x), b,
            places, " -DTC");
+    if (spread || item_size(dtype) < real) {  // rows of the weights for the product
+      const Pack rows_of{spread ? w.taps : K, 1, w.small * w.big * w.taps, K, 0, to * K, cl_int(to), cl_int(K), cl_int(K), 1};
+      pack(f, dtype, rows_of, w.groups, given, a = rows, {places.memory, (l.cells + K) * sizeof(cl_int)}, spread ? " -DTC" : "");
     }
     Product g{};
-    g.am = spread ? w.taps : K, g.az = w.groups > 1 ? w.small * w.big * w.taps : 0, g.bp = tile.width;
+    g.am = K, g.ak = 1, g.az = w.groups > 1 ? to * K : 0, g.bp = tile.width;
     g.bz = w.groups > 1 ? from * l.row : at_x.image, g.ym = at_y.channel;
     g.yz = w.groups > 1 ? to * at_y.channel : at_y.image, g.cm = 1, g.cz = w.groups > 1 ? to : 0;
     g.M = cl_int(to), g.N = cl_int(l.N), g.K = cl_int(K), g.last = in_place ? cl_int(l.N - tile.width) : INT32_MAX;
-    g.table_b = cl_int(l.cells), g.table_a = cl_int(l.cells + K), g.table_n = cl_int(l.cells + 2 * K);
+    g.table_k = cl_int(l.cells), g.table_n = cl_int(l.cells + (spread ? 2 : 1) * K);
     product(f, dtype, g, tile, batch, a, b, f.at(bias), f.at(&y), places, " -DTK -DTN", 1, 1);
   }
 }
@@ -452,25 +445,36 @@ void weigh(const Call &f, const Window &w, const uba_tensor &big, const uba_tens
   const int32_t dtype = y.dtype;
   const int64_t real = real_size(dtype);
   const Layout l = layout(w, false);
-  const int64_t K = l.N, M = w.big * w.taps;
-  const Tile tile = tile_for(f.device, dtype, M, w.small);
-  const int64_t panels = ceil_div(w.small, tile.width), bytes = (w.big * w.groups * l.row + tile.width) * real;
-  Room room(f, Room::round(bytes) + w.groups * panels * tile.width * K * real);
-  Buffer a = room.take(bytes), b = room.memory, places = table(f, key_of('w', w, l.row, Dims{}), [&] { return slide_tables(w, l); });
-  pack(f, dtype, {w.at_big.channel, 0, 0, l.row, 0, 0, cl_int(w.big * w.groups), cl_int(l.cells), cl_int(l.cells), 1}, 1, f.at(&big), a,
+  const int64_t K = l.N, n = w.big * w.taps;
+  const bool wide = K < w.small;  // then the columns are copied, else the result is written by columns
+  const int64_t M = wide ? w.small : n, N = wide ? n : w.small;
+  const Tile tile = tile_for(f.device, dtype, M, N);
+  const int64_t panels = ceil_div(N, tile.width), bytes = (w.big * w.groups * l.row + tile.width) * real;
+  Room room(f, Room::round(bytes) + Room::round(w.groups * panels * tile.width * K * real) + w.groups * w.small * K * real);
+  Buffer x = room.take(bytes), b = room.take(w.groups * panels * tile.width * K * real), a = wide ? room.memory : x;
+  const Buffer places = table(f, key_of('w', w, l.row, Dims{}), [&] { return slide_tables(w, l); });
+  const Buffer to_n{places.memory, uint64_t(l.cells) * sizeof(cl_int)}, to_k{places.memory, uint64_t(l.cells + n) * sizeof(cl_int)};
+  pack(f, dtype, {w.at_big.channel, 0, 0, l.row, 0, 0, cl_int(w.big * w.groups), cl_int(l.cells), cl_int(l.cells), 1}, 1, f.at(&big), x,
        places, " -DTC");
-  Buffer columns = places;
-  columns.offset += uint64_t(l.cells + 2 * M) * sizeof(cl_int);
   Product g{};
-  g.ak = 1, g.az = w.big * l.row, g.bk = tile.width, g.bp = tile.width * K, g.bz = panels * g.bp, g.ym = 1, g.yn = M;
-  g.yz = w.small * M, g.cm = g.ym, g.cn = g.yn, g.cz = g.yz;
-  g.M = cl_int(M), g.N = cl_int(w.small), g.last = INT32_MAX, g.table_a = cl_int(l.cells);
-  pack(f, dtype, {0, w.at_small.channel, w.small * w.at_small.channel, g.bk, g.bp, g.bz, cl_int(K), g.N, cl_int(tile.width), cl_int(panels)},
-       w.groups, f.at(&small), b, columns, " -DTR");
+  g.ak = 1, g.bk = tile.width, g.bp = tile.width * K, g.bz = panels * g.bp, g.yz = w.small * n;
+  g.am = wide ? K : 0, g.az = wide ? w.small * K : w.big * l.row, g.ym = wide ? n : 1, g.yn = wide ? 1 : n;
+  g.cm = g.ym, g.cn = g.yn, g.cz = g.yz;
+  g.M = cl_int(M), g.N = cl_int(N), g.last = INT32_MAX, g.table_m = cl_int(l.cells);
+  const cl_int width = cl_int(tile.width), count = cl_int(panels);
+  if (wide) {
+    pack(f, dtype, {w.at_small.channel, 0, w.small * w.at_small.channel, K, 0, g.az, cl_int(w.small), cl_int(K), cl_int(K), 1}, w.groups,
+         f.at(&small), a, to_k, " -DTC");
+    pack(f, real == 8 ? dtype : UBA_DTYPE_FLOAT32, {1, 0, w.big * l.row, g.bk, g.bp, g.bz, cl_int(K), g.N, width, count}, w.groups, x, b,
+         to_n, " -DTC");
+  } else {
+    pack(f, dtype, {0, w.at_small.channel, w.small * w.at_small.channel, g.bk, g.bp, g.bz, cl_int(K), g.N, width, count}, w.groups,
+         f.at(&small), b, to_k, " -DTR");
+  }
   const int64_t step = item_size(dtype) < 4 ? K : 2048;  // what a cache holds, and less is lost to rounding
   for (int64_t k = 0; k < K; k += step, a.offset += uint64_t(step * real), b.offset += uint64_t(step * g.bk * real)) {
     g.K = cl_int(std::min(step, K - k));
-    product(f, dtype, g, tile, w.groups, a, b, k ? f.at(&y) : Buffer{}, f.at(&y), places, " -DTM", 1, 1);
+    product(f, dtype, g, tile, w.groups, a, b, k ? f.at(&y) : Buffer{}, f.at(&y), places, wide ? "" : " -DTM", 1, 1);
   }
 }
 // Sums of g over everything but channels.
