@@ -1,9 +1,9 @@
 /* nn.cl: matrix products, convolution, pooling, normalisation and softmax in OpenCL C 1.2.
  *
- * Contract: nn.cpp, which says what each argument means, builds each kernel alone, from what stands before the first line with
- * a marker and the section whose line names it, with the options it needs.
+ * Contract: nn.cpp, which says what each argument means, builds each kernel alone: from what stands before the first marker and
+ * the section whose marker names it, with these options.
  *   REAL   what is computed in: float, or double for float64;  VW: elements of a vector of it
- *   HALF, BF16 or neither: how tensors (T) are stored;  PLAIN_P, PLAIN_S: parameters, statistics are REAL instead
+ *   HALF, BF16 or neither: how tensors (T) are stored;  PLAIN: parameters (P) are REAL instead; statistics always are
  *   L      items of a work-group that shares one row or channel: 1 on a CPU, where an item has the vector unit to itself
  * An argument p is followed by p0, its offset in bytes, and may be NULL where it is optional. Tensors are contiguous
  * unless strides, in elements, are given. */
@@ -21,8 +21,7 @@ typedef half T;
 #define STV(v, p) CAT(vstore_half, VW)(v, 0, p)
 #elif defined(BF16)
 typedef ushort T;
-#define UINTS CAT(uint, VW)
-inline ushort narrow(float v) {  /* to the nearest, ties to even */
+inline ushort narrow(float v) { /* to the nearest, ties to even */
   const uint u = as_uint(v);
   return isnan(v) ? 0x7fc0 : (ushort)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
@@ -41,7 +40,7 @@ typedef REAL T;
 #define LDV(p) VLOAD(p)
 #define STV(v, p) VSTORE(v, p)
 #endif
-#ifdef PLAIN_P
+#ifdef PLAIN
 typedef real P;
 #define LDP(p, i) (p)[i]
 #define STP(v, p, i) ((p)[i] = v)
@@ -50,19 +49,10 @@ typedef T P;
 #define LDP(p, i) LD(p, i)
 #define STP(v, p, i) ST(v, p, i)
 #endif
-#ifdef PLAIN_S
-typedef real S;
-#define LDS(p, i) (p)[i]
-#define STS(v, p, i) ((p)[i] = v)
-#else
-typedef T S;
-#define LDS(p, i) LD(p, i)
-#define STS(v, p, i) ST(v, p, i)
-#endif
 #define ARG(type, p) __global type *p, long p##0
 #define AT(p) (p = (void __global *)((__global char *)p + p##0))
 #if defined(__has_attribute) && L == 1
-#if __has_attribute(min_vector_width)  /* or a compiler that prefers half vectors splits them: twice the time */
+#if __has_attribute(min_vector_width) /* or a compiler that prefers half vectors splits them: twice the time */
 #define WIDE __attribute__((min_vector_width(VW * sizeof(REAL) * 8)))
 #endif
 #endif
@@ -71,41 +61,30 @@ typedef T S;
 #endif
 #define ROW_KERNEL __kernel WIDE __attribute__((reqd_work_group_size(L, 1, 1))) void
 #define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
-inline real lanes(vec v) {
-  real t[VW], s = 0;
-  VSTORE(v, t);
-  for (int w = VW / 2; w; w /= 2)
-    for (int i = 0; i < w; i++) t[i] += t[i + w];
-  return t[0];
-}
-inline real greatest(vec v) {
-  real t[VW];
-  VSTORE(v, t);
-  for (int i = 1; i < VW; i++) t[0] = fmax(t[0], t[i]);
-  return t[0];
-}
-/* The sum, or the maximum, over the work-group. */
-#if L == 1
-#define SUM(v, room) (v)
-#define MAX(v, room) (v)
-#else
+#define SWEEP(i, n) for (long i = get_local_id(0) * VW; i < (n); i += L * VW)
+
+/* The sum, or the maximum, of the lanes of all items of the work-group. */
+#define PLUS(a, b) ((a) + (b))
 #define SHARED(name, OP)                                            \
-  inline real name(real v, __local real *room) {                    \
+  inline real name(vec v, __local real *room) {                     \
+    real t[VW];                                                     \
+    VSTORE(v, t);                                                   \
+    for (int w = VW / 2; w; w /= 2)                                 \
+      for (int i = 0; i < w; i++) t[i] = OP(t[i], t[i + w]);        \
+    if (L == 1) return t[0];                                        \
     const int l = get_local_id(0);                                  \
-    room[l] = v;                                                    \
+    room[l] = t[0];                                                 \
     barrier(CLK_LOCAL_MEM_FENCE);                                   \
     for (int w = L / 2; w; w /= 2) {                                \
       if (l < w) room[l] = OP(room[l], room[l + w]);                \
       barrier(CLK_LOCAL_MEM_FENCE);                                 \
     }                                                               \
-    v = room[0];                                                    \
+    const real all = room[0];                                       \
     barrier(CLK_LOCAL_MEM_FENCE);                                   \
-    return v;                                                       \
+    return all;                                                     \
   }
-#define PLUS(a, b) ((a) + (b))
 SHARED(SUM, PLUS)
 SHARED(MAX, fmax)
-#endif
 /* A vector at p, of which n elements exist; the others are `fill`. And the way back. */
 inline vec take(const __global T *p, long n, real fill) {
   if (n >= VW) return LDV(p);
@@ -116,13 +95,12 @@ inline vec take(const __global T *p, long n, real fill) {
 inline void give(vec v, __global T *p, long n) {
   if (n >= VW) {
     STV(v, p);
-    return;
+  } else {
+    real t[VW];
+    VSTORE(v, t);
+    for (int i = 0; i < n; i++) ST(t[i], p, i);
   }
-  real t[VW];
-  VSTORE(v, t);
-  for (int i = 0; i < n; i++) ST(t[i], p, i);
 }
-#define SWEEP(i, n) for (long i = get_local_id(0) * VW; i < (n); i += L * VW)
 
 //: product
 /* y[z][m][n] = alpha * sum over k of a[z][m][k] * b[z][k][n] + beta * c[z][m][n]. An item computes a tile of MR rows and NV
@@ -166,35 +144,28 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
   }
   y += z * g.yz, c += c ? z * g.cz : 0;
   for (int j = 0; j < NV; j++) {
-    const int n = n0 + j * VW;
+    const int n = n0 + j * VW, whole = n + VW <= g.N;
 #ifdef TN
     const __global int *to = table + g.table_n + n;
-    const int whole = n + VW <= g.N && to[0] >= 0 && to[VW - 1] - to[0] == VW - 1;
-    const long first = to[0];
+    const int run = whole && to[0] >= 0 && to[VW - 1] - to[0] == VW - 1;
+#define TO(l) to[l]
 #else
-    const int whole = n + VW <= g.N && g.yn == 1;
-    const long first = n * g.yn;
+    const int run = whole && g.yn == 1;
+#define TO(l) ((n + l) * g.yn)
 #endif
     EACH(i, MR) if (m0 + i < g.M) {
       const long ym = (m0 + i) * g.ym, cm = (m0 + i) * g.cm;
       vec v = sum[i][j] * alpha;
-      if (whole && (!c || g.cn == 0)) {
+      if (run && (!c || g.cn == 0)) {
         if (c) v += (vec)(beta * LD(c, cm));
-        STV(v, y + ym + first);
-      } else if (whole && g.cn == 1) {
-        STV(v + beta * LDV(c + cm + n), y + ym + first);
+        STV(v, y + ym + TO(0));
+      } else if (run && g.cn == 1) {
+        STV(v + beta * LDV(c + cm + n), y + ym + TO(0));
       } else {
         real t[VW];
         VSTORE(v, t);
-        for (int l = 0; l < VW && n + l < g.N; l++) {
-#ifdef TN
-          if (to[l] < 0) continue;
-          const long at = to[l];
-#else
-          const long at = (n + l) * g.yn;
-#endif
-          ST(t[l] + (c ? beta * LD(c, cm + (n + l) * g.cn) : 0), y, ym + at);
-        }
+        for (int l = 0; l < VW && n + l < g.N; l++)
+          if (TO(l) >= 0) ST(t[l] + (c ? beta * LD(c, cm + (n + l) * g.cn) : 0), y, ym + TO(l));
       }
     }
   }
@@ -202,17 +173,15 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
 
 //: pack
 /* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the place of a
- * row (TR) or of a column (TC) is found there, and where that is < 0 the value is 0. */
+ * row (TR) or of a column (TC) is found there, and where that is < 0 the value is 0. KEEP: y is stored as x is. */
 typedef struct {
   long xr, xc, xz, yr, yp, yz;
   int rows, columns, width, panels;
 } Pack;
-#ifdef KEEP /* as it is, not in the type that is computed in */
+#ifdef KEEP
 #define PACKED T
-#define PUT(v) ST(v, y, to)
 #else
 #define PACKED real
-#define PUT(v) (y[to] = v)
 #endif
 __kernel void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table)) {
   const int i = get_global_id(0), r = get_global_id(1), panel = get_global_id(2) % g.panels, z = get_global_id(2) / g.panels;
@@ -226,8 +195,13 @@ __kernel void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table
 #else
   const long at = n < g.columns ? n * g.xc + r * g.xr : -1;
 #endif
-  const long to = z * g.yz + panel * g.yp + r * g.yr + i;
-  PUT(at < 0 ? 0 : LD(x, z * g.xz + at));
+  const real v = at < 0 ? 0 : LD(x, z * g.xz + at);
+  y += z * g.yz + panel * g.yp + r * g.yr + i;
+#ifdef KEEP
+  ST(v, y, 0);
+#else
+  *y = v;
+#endif
 }
 
 //: dots
@@ -248,141 +222,115 @@ ROW_KERNEL dots(Dots g, ARG(const T, a), ARG(const T, b), ARG(const T, c), ARG(T
     EACH(i, 4) sum[i] = fma(take(a + min(m0 + i, g.M - 1) * g.am + k, g.K - k, 0), v, sum[i]);
   }
   for (int i = 0; i < 4; i++) {
-    const real v = alpha * SUM(lanes(sum[i]), room);
+    const real v = alpha * SUM(sum[i], room);
     const int m = m0 + i;
     if (m < g.M && get_local_id(0) == 0)
       ST(v + (c ? beta * LD(c, z * g.cz + m * g.cm + n * g.cn) : 0), y, z * g.yz + m * g.ym + n * g.yn);
   }
 }
 
-//: batch_norm
-/* Batch norm of x[images][channels][size]; a work-group has a channel. */
-ROW_KERNEL batch_norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P, mean), ARG(P, var), ARG(T, y),
-                      ARG(S, save_mean), ARG(S, save_invstd), int images, int channels, long size, int training, real momentum,
-                      real eps) {
+//: norm
+/* Batch norm of x[images][channels][size], or, with ROWS, layer norm of x[1][rows][size], whose parameters are those of a row's
+ * elements. A work-group has a channel. Sums of each image are added up: less is lost to rounding. */
+#ifdef ROWS
+#define OF(p, i, n) take(p + i, n, 0)
+#else
+#define OF(p, i, n) (vec)(LDP(p, c))
+#endif
+ROW_KERNEL norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P, mean), ARG(P, var), ARG(T, y),
+                ARG(real, save_mean), ARG(real, save_invstd), int images, int channels, long size, int training, real momentum,
+                real eps) {
   __local real room[L];
   const int c = get_group_id(0);
   const long step = channels * size, count = images * size;
   AT(x), AT(weight), AT(bias), AT(mean), AT(var), AT(y), AT(save_mean), AT(save_invstd);
   x += c * size, y += c * size;
-  real m, scale;
+  real m = mean ? LDP(mean, c) : 0, v = var ? LDP(var, c) : 0;
   if (training) {
-    real total = 0;
+    vec total = (vec)(0);
     for (int n = 0; n < images; n++) {
       vec sum = (vec)(0);
       SWEEP(i, size) sum += take(x + n * step + i, size - i, 0);
-      total += lanes(sum);
+      total += sum;
     }
-    m = SUM(total, room) / count, total = 0;
+    const real old_mean = m, old_var = v;
+    m = SUM(total, room) / count, total = (vec)(0);
     for (int n = 0; n < images; n++) {
       vec sum = (vec)(0);
       SWEEP(i, size) {
         const vec d = take(x + n * step + i, size - i, m) - m;
         sum = fma(d, d, sum);
       }
-      total += lanes(sum);
+      total += sum;
     }
-    const real v = SUM(total, room) / count;
-    scale = 1 / sqrt(v + eps);
+    v = SUM(total, room) / count;
     if (get_local_id(0) == 0) {
-      STS(m, save_mean, c), STS(scale, save_invstd, c);
-      if (mean) STP((1 - momentum) * LDP(mean, c) + momentum * m, mean, c);
-      if (var) STP((1 - momentum) * LDP(var, c) + momentum * v * count / max(count - 1, 1L), var, c);
+      save_mean[c] = m, save_invstd[c] = 1 / sqrt(v + eps);
+      if (mean) STP((1 - momentum) * old_mean + momentum * m, mean, c);
+      if (var) STP((1 - momentum) * old_var + momentum * v * count / max(count - 1, 1L), var, c);
     }
-  } else {
-    m = LDP(mean, c), scale = 1 / sqrt(LDP(var, c) + eps);
   }
-  scale *= weight ? LDP(weight, c) : 1;
-  const real shift = (bias ? LDP(bias, c) : 0);
+  const real scale = 1 / sqrt(v + eps);
   for (int n = 0; n < images; n++)
-    SWEEP(i, size) give(fma(take(x + n * step + i, size - i, 0) - m, (vec)(scale), (vec)(shift)), y + n * step + i, size - i);
+    SWEEP(i, size) {
+      vec d = (take(x + n * step + i, size - i, 0) - m) * scale;
+      if (weight) d *= OF(weight, i, size - i);
+      give(bias ? d + OF(bias, i, size - i) : d, y + n * step + i, size - i);
+    }
 }
 
-//: batch_norm_grad
-/* The gradients. Without x: sums of g over images and size into `bias`, as a convolution's bias needs them. */
-ROW_KERNEL batch_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const S, mean), ARG(const S, stat),
-                           ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training,
-                           real eps) {
+//: norm_grad
+/* The gradients; those of the parameters per channel only. Without x: sums of g alone, as the bias of a convolution needs them.
+ * `stat` is the inverse deviation, or, without training, the variance. */
+#ifdef ROWS
+#define OF(p, i, n) take(p + i, n, 0)
+#else
+#define OF(p, i, n) (vec)(LDP(p, c))
+#endif
+ROW_KERNEL norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const real, mean), ARG(const real, stat),
+                     ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training, real eps) {
   __local real room[L];
   const int c = get_group_id(0);
   const long step = channels * size, count = images * size;
   AT(g), AT(x), AT(weight), AT(mean), AT(stat), AT(y), AT(dweight), AT(dbias);
-  g += c * size;
-  if (x) x += c * size;
-  const real m = x ? LDS(mean, c) : 0, invstd = !x ? 0 : training ? LDS(stat, c) : 1 / sqrt(LDS(stat, c) + eps);
-  real plain = 0, product = 0;
+  g += c * size, x += x ? c * size : 0;
+  const real m = x ? mean[c] : 0, invstd = !x ? 0 : training ? stat[c] : 1 / sqrt(stat[c] + eps);
+  vec plain = (vec)(0), product = (vec)(0);
   for (int n = 0; n < images; n++) {
     vec sum = (vec)(0), dot = (vec)(0);
     SWEEP(i, size) {
-      const vec v = take(g + n * step + i, size - i, 0);
+      vec v = take(g + n * step + i, size - i, 0);
+#ifdef ROWS
+      if (weight) v *= OF(weight, i, size - i);
+#endif
       sum += v;
-      if (x) dot = fma(v, take(x + n * step + i, size - i, m) - m, dot);
+      if (x) dot = fma(v, (take(x + n * step + i, size - i, m) - m) * invstd, dot);
     }
-    plain += lanes(sum), product += lanes(dot);
+    plain += sum, product += dot;
   }
-  plain = SUM(plain, room), product = SUM(product, room) * invstd;
+  const real a = SUM(plain, room), b = SUM(product, room);
   if (get_local_id(0) == 0) {
-    if (dweight) STP(product, dweight, c);
-    if (dbias) STP(plain, dbias, c);
+    if (dweight) STP(b, dweight, c);
+    if (dbias) STP(a, dbias, c);
   }
   if (!y) return;
   y += c * size;
-  const real scale = invstd * (weight ? LDP(weight, c) : 1);
-  const real a = training ? plain / count : 0, b = training ? product / count * invstd : 0;
+  const real mean_a = training ? a / count : 0, mean_b = training ? b / count * invstd : 0;
   for (int n = 0; n < images; n++)
     SWEEP(i, size) {
-      const vec d = take(x + n * step + i, size - i, 0) - m;
-      give((take(g + n * step + i, size - i, 0) - a - d * b) * scale, y + n * step + i, size - i);
+      const vec w = weight ? OF(weight, i, size - i) : (vec)(1), d = take(x + n * step + i, size - i, 0) - m;
+#ifdef ROWS
+      give((take(g + n * step + i, size - i, 0) * w - mean_a - d * mean_b) * invstd, y + n * step + i, size - i);
+#else
+      give((take(g + n * step + i, size - i, 0) - mean_a - d * mean_b) * w * invstd, y + n * step + i, size - i);
+#endif
     }
 }
 
-//: layer_norm
-/* Layer norm of x[rows][size]; a work-group has a row. */
-ROW_KERNEL layer_norm(ARG(const T, x), ARG(const T, weight), ARG(const T, bias), ARG(T, y), ARG(S, mean), ARG(S, rstd), int size,
-                      real eps) {
-  __local real room[L];
-  const long r = get_group_id(0);
-  AT(x), AT(weight), AT(bias), AT(y), AT(mean), AT(rstd);
-  x += r * size, y += r * size;
-  vec sum = (vec)(0);
-  SWEEP(i, size) sum += take(x + i, size - i, 0);
-  const real m = SUM(lanes(sum), room) / size;
-  sum = (vec)(0);
-  SWEEP(i, size) {
-    const vec d = take(x + i, size - i, m) - m;
-    sum = fma(d, d, sum);
-  }
-  const real scale = 1 / sqrt(SUM(lanes(sum), room) / size + eps);
-  SWEEP(i, size) {
-    const long n = size - i;
-    const vec v = (take(x + i, n, 0) - m) * scale * (weight ? take(weight + i, n, 0) : (vec)(1));
-    give(bias ? v + take(bias + i, n, 0) : v, y + i, n);
-  }
-  if (get_local_id(0) == 0) STS(m, mean, r), STS(scale, rstd, r);
-}
-//: layer_norm_grad
-ROW_KERNEL layer_norm_grad(ARG(const T, g), ARG(const T, x), ARG(const S, mean), ARG(const S, rstd), ARG(const T, weight),
-                           ARG(T, y), int size) {
-  __local real room[L];
-  const long r = get_group_id(0);
-  AT(g), AT(x), AT(mean), AT(rstd), AT(weight), AT(y);
-  g += r * size, x += r * size, y += r * size;
-  const real m = LDS(mean, r), scale = LDS(rstd, r);
-  vec sum = (vec)(0), dot = (vec)(0);
-  SWEEP(i, size) {
-    const vec v = take(g + i, size - i, 0) * (weight ? take(weight + i, size - i, 0) : (vec)(1));
-    sum += v, dot = fma(v, (take(x + i, size - i, m) - m) * scale, dot);
-  }
-  const real a = SUM(lanes(sum), room) / size, b = SUM(lanes(dot), room) / size;
-  SWEEP(i, size) {
-    const vec v = take(g + i, size - i, 0) * (weight ? take(weight + i, size - i, 0) : (vec)(1));
-    give((v - a - (take(x + i, size - i, 0) - m) * scale * b) * scale, y + i, size - i);
-  }
-}
-//: layer_norm_grad_weight
-/* Of weight and bias: an item has VW columns. */
-__kernel WIDE void layer_norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const S, mean), ARG(const S, rstd),
-                                          ARG(T, dweight), ARG(T, dbias), long rows, int size) {
+//: norm_grad_weight
+/* The gradients of a layer norm's parameters: an item has VW columns. */
+__kernel WIDE void norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const real, mean), ARG(const real, rstd),
+                                    ARG(T, dweight), ARG(T, dbias), long rows, int size) {
   const long i = get_global_id(0) * VW, n = size - i;
   if (n <= 0) return;
   AT(g), AT(x), AT(mean), AT(rstd), AT(dweight), AT(dbias);
@@ -391,7 +339,7 @@ __kernel WIDE void layer_norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(
     vec sum = (vec)(0), dot = (vec)(0);
     for (long r = from; r < min(rows, from + 64); r++) {
       const vec v = take(g + r * size + i, n, 0);
-      sum += v, dot = fma(v, (take(x + r * size + i, n, 0) - LDS(mean, r)) * LDS(rstd, r), dot);
+      sum += v, dot = fma(v, (take(x + r * size + i, n, 0) - mean[r]) * rstd[r], dot);
     }
     w += dot, b += sum;
   }
@@ -400,7 +348,7 @@ __kernel WIDE void layer_norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(
 }
 
 //: softmax
-/* Softmax of rows, or its logarithm (LOG), and their gradients from the result y. */
+/* Of rows; LOG: its logarithm. */
 ROW_KERNEL softmax(ARG(const T, x), ARG(T, y), int size) {
   __local real room[L];
   const long r = get_group_id(0);
@@ -408,16 +356,18 @@ ROW_KERNEL softmax(ARG(const T, x), ARG(T, y), int size) {
   x += r * size, y += r * size;
   vec top = (vec)(-INFINITY), sum = (vec)(0);
   SWEEP(i, size) top = fmax(top, take(x + i, size - i, -INFINITY));
-  const real m = MAX(greatest(top), room);
+  const real m = MAX(top, room);
   SWEEP(i, size) sum += exp(take(x + i, size - i, -INFINITY) - m);
-  const real s = SUM(lanes(sum), room);
+  const real s = SUM(sum, room);
 #ifdef LOG
   SWEEP(i, size) give(take(x + i, size - i, 0) - m - log(s), y + i, size - i);
 #else
   SWEEP(i, size) give(exp(take(x + i, size - i, 0) - m) / s, y + i, size - i);
 #endif
 }
+
 //: softmax_grad
+/* From the result y. */
 ROW_KERNEL softmax_grad(ARG(const T, g), ARG(const T, y), ARG(T, dx), int size) {
   __local real room[L];
   const long r = get_group_id(0);
@@ -426,11 +376,11 @@ ROW_KERNEL softmax_grad(ARG(const T, g), ARG(const T, y), ARG(T, dx), int size) 
   vec sum = (vec)(0);
 #ifdef LOG
   SWEEP(i, size) sum += take(g + i, size - i, 0);
-  const real s = SUM(lanes(sum), room);
+  const real s = SUM(sum, room);
   SWEEP(i, size) give(take(g + i, size - i, 0) - exp(take(y + i, size - i, 0)) * s, dx + i, size - i);
 #else
   SWEEP(i, size) sum = fma(take(g + i, size - i, 0), take(y + i, size - i, 0), sum);
-  const real s = SUM(lanes(sum), room);
+  const real s = SUM(sum, room);
   SWEEP(i, size) give((take(g + i, size - i, 0) - s) * take(y + i, size - i, 0), dx + i, size - i);
 #endif
 }
@@ -441,11 +391,8 @@ typedef struct {
 } Window;
 /* Of output o: where its window begins and ends, clipped, in one dimension; the result is its size before clipping. */
 inline int window(int adaptive, int o, int in, int out, int k, int s, int p, int *from, int *to) {
-  if (adaptive) {
-    *from = (int)((long)o * in / out), *to = (int)(((long)(o + 1) * in + out - 1) / out);
-    return *to - *from;
-  }
-  const int start = o * s - p, end = min(start + k, in + p);
+  const int start = adaptive ? (int)((long)o * in / out) : o * s - p;
+  const int end = adaptive ? (int)(((long)(o + 1) * in + out - 1) / out) : min(start + k, in + p);
   *from = max(start, 0), *to = min(end, in);
   return end - start;
 }
@@ -454,6 +401,7 @@ inline real share(const Window *g, int oh, int ow, int *h0, int *h1, int *w0, in
   const int w = window(g->adaptive, ow, g->W, g->OW, g->kw, g->sw, g->pw, w0, w1);
   return (real)1 / (g->divisor ? g->divisor : g->count_padding ? h * w : (*h1 - *h0) * (*w1 - *w0));
 }
+/* The maximum, with indices, or the average. */
 __kernel void pool(Window g, ARG(const T, x), ARG(T, y), ARG(long, indices)) {
   const int ow = get_global_id(0), oh = get_global_id(1);
   const long plane = get_global_id(2), at = (plane * g.OH + oh) * g.OW + ow;
@@ -480,12 +428,9 @@ __kernel void pool(Window g, ARG(const T, x), ARG(T, y), ARG(long, indices)) {
 }
 /* The outputs in whose windows i lies: from *from to *to. */
 inline void covers(int adaptive, int i, int in, int out, int k, int s, int p, int d, int *from, int *to) {
-  if (adaptive) {
-    *from = (int)((long)i * out / in), *to = (int)(((long)(i + 1) * out + in - 1) / in) - 1;
-  } else {
-    const int first = i + p - (k - 1) * d;
-    *from = first > 0 ? (first + s - 1) / s : 0, *to = min((i + p) / s, out - 1);
-  }
+  const int first = i + p - (k - 1) * d;
+  *from = adaptive ? (int)((long)i * out / in) : first > 0 ? (first + s - 1) / s : 0;
+  *to = adaptive ? (int)(((long)(i + 1) * out + in - 1) / in) - 1 : min((i + p) / s, out - 1);
 }
 __kernel void pool_grad(Window g, ARG(const T, dy), ARG(const long, indices), ARG(T, dx)) {
   const int w = get_global_id(0), h = get_global_id(1);

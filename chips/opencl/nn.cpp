@@ -76,16 +76,19 @@ Kernel &kernel(const Call &f, const char *name, int32_t dtype, std::string more 
          std::to_string(lanes(f.device, dtype)) + " -DL=" + std::to_string(sharers(f.device)) + more;
   return kernel_for(f.device, name + (' ' + more), [&] { return Recipe{section(name), name, more}; });
 }
-// " -DPLAIN_<letter>" if these tensors are float32 beside 16-bit ones; those that share a letter must have one dtype.
-std::string plain(char letter, int32_t dtype, std::initializer_list<const uba_tensor *> tensors) {
+// What a kernel needs to know of parameters and statistics beside tensors of `dtype`.
+std::string parameters(int32_t dtype, std::initializer_list<const uba_tensor *> given, std::initializer_list<const uba_tensor *> stats) {
+  const int32_t real = dtype == UBA_DTYPE_FLOAT64 ? dtype : UBA_DTYPE_FLOAT32;
   int32_t seen = 0;
-  for (const uba_tensor *t : tensors) {
-    if (t && seen && t->dtype != seen) refuse("its parameters must have one dtype");
+  for (const uba_tensor *t : given) {
+    if (t && ((seen && t->dtype != seen) || (t->dtype != dtype && t->dtype != real)))
+      refuse("its parameters must have one dtype: the input's, or float32");
     if (t) seen = t->dtype;
   }
-  if (!seen || seen == dtype) return "";
-  if (seen != UBA_DTYPE_FLOAT32 || dtype == UBA_DTYPE_FLOAT64) refuse("its parameters must have its dtype, or be float32");
-  return std::string(" -DPLAIN_") + letter;
+  for (const uba_tensor *t : stats)
+    if (t && t->dtype != real) refuse("its statistics must be float32, or float64 for float64");
+  need_contiguous(given), need_contiguous(stats);
+  return seen && seen != dtype ? " -DPLAIN" : "";
 }
 template <class F>
 void in_precision(int32_t dtype, F &&body) {  // numbers go to a kernel in the type that it computes in
@@ -209,6 +212,23 @@ std::vector<Buffer> dense(const Call &f, std::initializer_list<const uba_tensor 
     all.back() = y;
   }
   return all;
+}
+
+// One work-group a row or channel.
+template <class... Args>
+void by_group(const Call &f, const char *name, int32_t dtype, const std::string &more, int64_t groups, const Args &...args) {
+  const size_t items = sharers(f.device);
+  launch(f.stream, kernel(f, name, dtype, more), Range{{size_t(groups) * items, 1, 1}, {items, 1, 1}}, args...);
+}
+struct Shape {
+  int64_t images, channels, size;
+};
+Shape shape(const Call &f, const uba_tensor &x, int normalised) {  // normalised: the argument that lists the last sizes; 0: none
+  const int64_t n = elements(x);
+  if (!normalised) return {x.sizes[0], x.sizes[1], n / std::max<int64_t>(x.sizes[0] * x.sizes[1], 1)};
+  const int64_t *sizes = f.args[normalised].v.ints;
+  const int64_t size = std::accumulate(sizes, sizes + f.args[normalised].count, int64_t(1), std::multiplies<int64_t>());
+  return {1, n / std::max<int64_t>(size, 1), size};
 }
 
 struct Side {  // of a product: sizes and strides of batch, rows, columns
@@ -479,12 +499,11 @@ void weigh(const Call &f, const Window &w, const uba_tensor &big, const uba_tens
 }
 // Sums of g over everything but channels.
 void sum_channels(const Call &f, const uba_tensor &g, const uba_tensor &y) {
-  const Buffer all = dense(f, {&g})[0], none{};
-  const int64_t size = elements(g) / std::max<int64_t>(g.sizes[0] * g.sizes[1], 1);
-  const size_t items = sharers(f.device);
+  const Buffer from = dense(f, {&g})[0], no{};
+  const Shape s = shape(f, g, 0);
   in_precision(g.dtype, [&](auto real) {
-    launch(f.stream, kernel(f, "batch_norm_grad", g.dtype), Range{{size_t(g.sizes[1]) * items, 1, 1}, {items, 1, 1}}, all, none,
-           none, none, none, none, none, f.at(&y), cl_int(g.sizes[0]), cl_int(g.sizes[1]), cl_long(size), cl_int(0), real);
+    by_group(f, "norm_grad", g.dtype, "", s.channels, from, no, no, no, no, no, no, f.at(&y), cl_int(s.images), cl_int(s.channels),
+             cl_long(s.size), cl_int(0), real);
   });
 }
 
@@ -538,76 +557,47 @@ void pool(const Call &f) {
 
 // ------------------------------------------------------------------------------------------------ rows and channels
 
-template <class... Args>
-void by_group(const Call &f, const char *name, int32_t dtype, const std::string &more, int64_t groups, const Args &...args) {
-  const size_t items = sharers(f.device);
-  launch(f.stream, kernel(f, name, dtype, more), Range{{size_t(groups) * items, 1, 1}, {items, 1, 1}}, args...);
-}
-
-// (x, weight, bias, mean, var, training, momentum, eps)
-void batch_norm(const Call &f) {
-  const uba_tensor *x = f.in(0), *w = f.in(1), *b = f.in(2), *mean = f.in(3), *var = f.in(4), *y = f.out(0);
-  const bool training = f.integer(5) != 0;
-  need_contiguous({w, b, mean, var, y});
-  const std::string more = plain('P', x->dtype, {w, b, mean, var}) + plain('S', x->dtype, {f.out(1), f.out(2)});
+// Batch norm: (x, weight, bias, mean, var, training, momentum, eps). Layer norm: (x, shape, weight, bias, eps).
+enum { kBatch, kLayer };
+void norm(const Call &f) {
+  const bool layer = f.tag == kLayer, training = layer || f.integer(5) != 0;
+  const uba_tensor *x = f.in(0), *w = f.in(1 + layer), *b = f.in(2 + layer), *y = f.out(0);
+  const uba_tensor *mean = layer ? nullptr : f.in(3), *var = layer ? nullptr : f.in(4);
   if (!elements(*x)) refuse("nothing to normalise");
-  const Buffer from = dense(f, {x})[0];
-  const bool saves = training && elements(*f.out(1));
+  const std::string more = parameters(x->dtype, {w, b, mean, var}, {f.out(1), f.out(2)}) + (layer ? " -DROWS" : "");
+  if (layer && more != " -DROWS") refuse("its parameters must have its dtype");
+  need_contiguous({y});
+  const Shape s = shape(f, *x, layer ? 1 : 0);
+  const Buffer from = dense(f, {x})[0], m = training ? f.at(f.out(1)) : Buffer{}, v = training ? f.at(f.out(2)) : Buffer{};
   in_precision(x->dtype, [&](auto real) {
     using R = decltype(real);
-    by_group(f, "batch_norm", x->dtype, more, x->sizes[1], from, f.at(w), f.at(b), f.at(mean), f.at(var), f.at(y),
-             saves ? f.at(f.out(1)) : Buffer{}, saves ? f.at(f.out(2)) : Buffer{}, cl_int(x->sizes[0]), cl_int(x->sizes[1]),
-             cl_long(elements(*x) / (x->sizes[0] * x->sizes[1])), cl_int(training), R(f.number(6)), R(f.number(7)));
+    by_group(f, "norm", x->dtype, more, s.channels, from, f.at(w), f.at(b), f.at(mean), f.at(var), f.at(y), m, v, cl_int(s.images),
+             cl_int(s.channels), cl_long(s.size), cl_int(training), layer ? R(0) : R(f.number(6)), R(f.number(layer ? 4 : 7)));
   });
 }
-// (grad, x, weight, running mean and var, saved mean and inverse deviation, training, eps, mask)
-void batch_norm_grad(const Call &f) {
-  const uba_tensor *x = f.in(1), *w = f.in(2), *dw = f.out(1), *db = f.out(2), *y = f.out(0);
-  const bool training = f.integer(7) != 0;
-  const uba_tensor *mean = f.in(training ? 5 : 3), *stat = f.in(training ? 6 : 4);
+// Batch norm: (grad, x, weight, running mean and var, saved mean and inverse deviation, training, eps, mask).
+// Layer norm: (grad, x, shape, mean, inverse deviation, weight, bias, mask).
+void norm_grad(const Call &f) {
+  const bool layer = f.tag == kLayer, training = layer || f.integer(7) != 0;
+  const uba_tensor *x = f.in(1), *w = f.in(layer ? 5 : 2), *y = f.out(0), *dw = f.out(1), *db = f.out(2);
+  const uba_tensor *mean = f.in(layer ? 3 : training ? 5 : 3), *stat = f.in(layer ? 4 : training ? 6 : 4);
   if (!mean || !stat || !elements(*x)) refuse("it needs its statistics");
-  need_contiguous({w, mean, stat, y, dw, db});
-  const std::string more = plain('P', x->dtype, {w, dw, db}) + plain('S', x->dtype, {mean, stat});
+  const std::string more = parameters(x->dtype, {w, dw, db}, {mean, stat}) + (layer ? " -DROWS" : "");
+  if (layer && more != " -DROWS") refuse("its parameters must have its dtype");
+  need_contiguous({y});
+  const Shape s = shape(f, *x, layer ? 2 : 0);
   const std::vector<Buffer> from = dense(f, {f.in(0), x});
-  in_precision(x->dtype, [&](auto real) {
-    by_group(f, "batch_norm_grad", x->dtype, more, x->sizes[1], from[0], from[1], f.at(w), f.at(mean), f.at(stat), f.at(y),
-             f.at(dw), f.at(db), cl_int(x->sizes[0]), cl_int(x->sizes[1]),
-             cl_long(elements(*x) / (x->sizes[0] * x->sizes[1])), cl_int(training), decltype(real)(f.number(8)));
-  });
-}
-int64_t row_size(const Call &f, int i) {  // the normalised shape
-  const int64_t *sizes = f.args[i].v.ints;
-  return std::accumulate(sizes, sizes + f.args[i].count, int64_t(1), std::multiplies<int64_t>());
-}
-// (x, shape, weight, bias, eps)
-void layer_norm(const Call &f) {
-  const uba_tensor *x = f.in(0), *w = f.in(2), *b = f.in(3), *y = f.out(0);
-  const int64_t size = row_size(f, 1);
-  need_contiguous({w, b, y, f.out(1), f.out(2)});
-  if (!plain('P', x->dtype, {w, b}).empty()) refuse("its parameters must have its dtype");
-  if (!elements(*x)) refuse("nothing to normalise");
-  const std::string more = plain('S', x->dtype, {f.out(1), f.out(2)});
-  const Buffer from = dense(f, {x})[0];
-  in_precision(x->dtype, [&](auto real) {
-    by_group(f, "layer_norm", x->dtype, more, elements(*x) / size, from, f.at(w), f.at(b), f.at(y), f.at(f.out(1)),
-             f.at(f.out(2)), cl_int(size), decltype(real)(f.number(4)));
-  });
-}
-// (grad, x, shape, mean, rstd, weight, bias, mask)
-void layer_norm_grad(const Call &f) {
-  const uba_tensor *x = f.in(1), *mean = f.in(3), *rstd = f.in(4), *w = f.in(5), *y = f.out(0), *dw = f.out(1), *db = f.out(2);
-  const int64_t size = row_size(f, 2), rows = elements(*x) / std::max<int64_t>(size, 1);
-  need_contiguous({w, mean, rstd, y, dw, db});
-  if (!plain('P', x->dtype, {w, dw, db}).empty()) refuse("its parameters must have its dtype");
-  if (!elements(*x)) refuse("nothing to normalise");
-  const std::string more = plain('S', x->dtype, {mean, rstd});
-  const std::vector<Buffer> from = dense(f, {f.in(0), x});
-  if (y) by_group(f, "layer_norm_grad", x->dtype, more, rows, from[0], from[1], f.at(mean), f.at(rstd), f.at(w), f.at(y), cl_int(size));
-  if (!dw && !db) return;
-  const size_t items = sharers(f.device);
-  launch(f.stream, kernel(f, "layer_norm_grad_weight", x->dtype, more),
-         Range{{size_t(ceil_div(size, lanes(f.device, x->dtype))), 1, 1}, {items, 1, 1}}, from[0], from[1], f.at(mean),
-         f.at(rstd), f.at(dw), f.at(db), cl_long(rows), cl_int(size));
+  const Buffer none{};
+  if (y || !layer)
+    in_precision(x->dtype, [&](auto real) {
+      by_group(f, "norm_grad", x->dtype, more, s.channels, from[0], from[1], f.at(w), f.at(mean), f.at(stat), f.at(y),
+               layer ? none : f.at(dw), layer ? none : f.at(db), cl_int(s.images), cl_int(s.channels), cl_long(s.size),
+               cl_int(training), layer ? real : decltype(real)(f.number(8)));
+    });
+  if (!layer || (!dw && !db)) return;
+  const Range range{{size_t(ceil_div(s.size, lanes(f.device, x->dtype))), 1, 1}, {sharers(f.device), 1, 1}};
+  launch(f.stream, kernel(f, "norm_grad_weight", x->dtype), range, from[0], from[1], f.at(mean), f.at(stat), f.at(dw), f.at(db),
+         cl_long(s.channels), cl_int(s.size));
 }
 // (x, dim, ...), or (grad, y, dim, ...)
 void softmax(const Call &f) {
@@ -643,10 +633,10 @@ KernelTable nn_kernels() {
       {"opencl_avg_pool_grad", run<pool>, kAverage | kGradient},
       {"opencl_adaptive_avg_pool", run<pool>, kAdaptive},
       {"opencl_adaptive_avg_pool_grad", run<pool>, kAdaptive | kGradient},
-      {"opencl_batch_norm", run<batch_norm>, 0},
-      {"opencl_batch_norm_grad", run<batch_norm_grad>, 0},
-      {"opencl_layer_norm", run<layer_norm>, 0},
-      {"opencl_layer_norm_grad", run<layer_norm_grad>, 0},
+      {"opencl_batch_norm", run<norm>, kBatch},
+      {"opencl_batch_norm_grad", run<norm_grad>, kBatch},
+      {"opencl_layer_norm", run<norm>, kLayer},
+      {"opencl_layer_norm_grad", run<norm_grad>, kLayer},
       {"opencl_softmax", run<softmax>, 0},
       {"opencl_log_softmax", run<softmax>, 1}};
   return {kernels, int64_t(sizeof(kernels) / sizeof(kernels[0]))};
