@@ -624,21 +624,21 @@ uba_status run(void *device, const uba_call *call, int64_t tag) {
 
 KernelTable nn_kernels() {
   static const uba_kernel kernels[] = {
-      {"opencl_matmul", run<matmul>, 0},
-      {"opencl_convolution", run<convolution>, 0},
-      {"opencl_convolution_grad", run<convolution_grad>, 0},
-      {"opencl_max_pool", run<pool>, kMax},
-      {"opencl_max_pool_grad", run<pool>, kMax | kGradient},
-      {"opencl_avg_pool", run<pool>, kAverage},
-      {"opencl_avg_pool_grad", run<pool>, kAverage | kGradient},
-      {"opencl_adaptive_avg_pool", run<pool>, kAdaptive},
-      {"opencl_adaptive_avg_pool_grad", run<pool>, kAdaptive | kGradient},
-      {"opencl_batch_norm", run<norm>, kBatch},
-      {"opencl_batch_norm_grad", run<norm_grad>, kBatch},
-      {"opencl_layer_norm", run<norm>, kLayer},
-      {"opencl_layer_norm_grad", run<norm_grad>, kLayer},
-      {"opencl_softmax", run<softmax>, 0},
-      {"opencl_log_softmax", run<softmax>, 1}};
+      {"matmul", run<matmul>, 0},
+      {"convolution", run<convolution>, 0},
+      {"convolution_grad", run<convolution_grad>, 0},
+      {"max_pool", run<pool>, kMax},
+      {"max_pool_grad", run<pool>, kMax | kGradient},
+      {"avg_pool", run<pool>, kAverage},
+      {"avg_pool_grad", run<pool>, kAverage | kGradient},
+      {"adaptive_avg_pool", run<pool>, kAdaptive},
+      {"adaptive_avg_pool_grad", run<pool>, kAdaptive | kGradient},
+      {"batch_norm", run<norm>, kBatch},
+      {"batch_norm_grad", run<norm_grad>, kBatch},
+      {"layer_norm", run<norm>, kLayer},
+      {"layer_norm_grad", run<norm_grad>, kLayer},
+      {"softmax", run<softmax>, 0},
+      {"log_softmax", run<softmax>, 1}};
   return {kernels, int64_t(sizeof(kernels) / sizeof(kernels[0]))};
 }
 

@@ -165,6 +165,13 @@ struct KernelTable {
   const uba_kernel *kernels;
   int64_t count;
 };
-KernelTable nn_kernels();  // nn.cpp
+KernelTable vector_kernels();  // vector.cpp
+KernelTable nn_kernels();      // nn.cpp
+// vector.cpp
+uba_status copy_nd(void *device, void *stream, const uba_tensor *dst, const uba_tensor *src);
+uba_status fill_nd(void *device, void *stream, const uba_tensor *dst, const uba_value *value);
+uba_status program_compile(void *device, const uba_program *program, void **compiled);
+uba_status program_run(void *device, void *compiled, const uba_run *run);
+uba_status program_release(void *device, void *compiled);
 
 }  // namespace opencl

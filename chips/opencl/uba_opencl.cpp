@@ -160,6 +160,7 @@ uba_status properties(void *device, uba_properties *p) {
     Device &d = *static_cast<Device *>(device);
     std::strncpy(p->name, d.name.c_str(), sizeof(p->name) - 1);
     p->total_memory = d.total, p->max_allocation = d.largest;
+    p->max_rank = 8;
     p->compute_units = int32_t(d.units);
     p->clock_mhz = int32_t(device_number<cl_uint>(d.id, CL_DEVICE_MAX_CLOCK_FREQUENCY));
   });
@@ -383,7 +384,7 @@ const uba_adapter *uba_query(uint32_t host_abi, const uba_host *the_host) {
   (void)host_abi;
   return guard([&] {
            if (!kernels.empty()) return;
-           for (const KernelTable &table : {nn_kernels()})
+           for (const KernelTable &table : {vector_kernels(), nn_kernels()})
              kernels.insert(kernels.end(), table.kernels, table.kernels + table.count);
            api.header = uba_header UBA_HEADER(uba_device_api), api.properties = properties;
            api.alloc = alloc, api.free = release, api.copy = copy, api.fill = fill, api.synchronize = synchronize;
@@ -391,6 +392,8 @@ const uba_adapter *uba_query(uint32_t host_abi, const uba_host *the_host) {
            api.event_create = event_create, api.event_destroy = event_destroy, api.event_record = event_record;
            api.event_wait = event_wait, api.event_query = event_query, api.event_synchronize = event_synchronize;
            api.event_elapsed = event_elapsed, api.memory_info = memory_info;
+           api.copy_nd = copy_nd, api.fill_nd = fill_nd;
+           api.program_compile = program_compile, api.program_run = program_run, api.program_release = program_release;
            adapter = {UBA_HEADER(uba_adapter), "opencl", "1.0.0", "1.2", device_count, open_device, close_device, &api,
                       kernels.data(), int64_t(kernels.size())};
          }) == UBA_OK

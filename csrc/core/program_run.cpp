@@ -110,6 +110,15 @@ bool BoundProgram::compile_part(size_t first, size_t count) {
   program.step_count = int64_t(steps.size());
   program.block_count = int32_t(part.storages.size());
   program.number_count = int32_t(part.numbers.size());
+  std::vector<int64_t> places;
+  std::vector<uint8_t> dead;
+  for (int index : part.storages) {
+    const Storage& storage = storages_[size_t(index)];
+    places.push_back(storage.kind == Storage::scratch ? int64_t(storage.offset) : -1);
+    dead.push_back(storage.kind == Storage::scratch && size_t(storage.last) < first + count);
+  }
+  program.places = places.data();
+  program.dead = dead.data();
   part.compiled = device_->program_compile(program);
   if (part.compiled == nullptr) return false;
   part.blocks.resize(part.storages.size());

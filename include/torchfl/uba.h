@@ -180,6 +180,10 @@ typedef struct uba_program {
   int64_t step_count;
   int32_t block_count;  /* memory blocks that the steps name, from 0 */
   int32_t number_count; /* of UBA_NUMBER */
+  /* `block_count` each: where the block lies in the host's scratch memory, in bytes, which blocks that are not needed at the
+   * same time share (-1: not there); and whether its contents are of no use after these steps. */
+  const int64_t *places;
+  const uint8_t *dead;
 } uba_program;
 
 /* One run of a compiled program. */
