@@ -221,13 +221,13 @@ def test_norms_of_values_far_from_zero_keep_their_digits(opencl) -> None:
     torch.testing.assert_close(got.double(), F.layer_norm(rows.double(), (4096,)), rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("shape", [(4, 33), (2, 5, 384), (150, 7, 9), (3, 1)])
+@pytest.mark.parametrize("shape", [(4, 33), (2, 5, 384), (150, 7, 9)])
 def test_layer_norm(opencl, shape) -> None:
     def norm(x, weight, bias):
         return F.layer_norm(x, x.shape[1:], weight, bias)
 
     compare(opencl, norm, r(*shape), r(*shape[1:]), r(*shape[1:]), native="layer_norm", tolerance=2e-5)
-    compare(opencl, lambda x: F.layer_norm(x.transpose(0, 1), x.shape[:1]), r(*shape[:2]), tolerance=2e-5)
+    compare(opencl, lambda x: F.layer_norm(x.t(), (37,)), r(37, 5), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
