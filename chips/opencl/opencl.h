@@ -80,7 +80,7 @@ struct Device {
   cl_context context = nullptr;
   std::string name, versions;  // versions: of driver and platform
   uint64_t total = 0, largest = 0, parameters = 0;
-  cl_uint units = 0;
+  cl_uint units = 0, width = 0;  // width: of its vectors, in floats
   bool fp64 = false, cpu = false;
   std::atomic<uint64_t> used{0};
   Stream queue;  // the default one
@@ -91,6 +91,8 @@ struct Device {
   std::mutex slots_lock;
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels;
   std::shared_mutex kernels_lock;
+  std::shared_ptr<void> tables;  // nn.cpp's
+  std::mutex tables_lock;
 };
 
 inline Stream &stream_of(void *device, void *stream) {

@@ -127,6 +127,7 @@ uba_status open_device(int32_t index, void **device) {
     made->largest = device_number<cl_ulong>(id, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
     made->parameters = device_number<size_t>(id, CL_DEVICE_MAX_PARAMETER_SIZE);
     made->units = device_number<cl_uint>(id, CL_DEVICE_MAX_COMPUTE_UNITS);
+    made->width = device_number<cl_uint>(id, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
     made->cpu = device_number<cl_device_type>(id, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_CPU;
     made->fp64 = device_number<cl_device_fp_config>(id, CL_DEVICE_DOUBLE_FP_CONFIG) != 0;
     made->slots.reset(new cl_mem[Device::slot_count]());
@@ -147,6 +148,7 @@ uba_status close_device(void *device) {
     for (auto &[key, kernel] : d->kernels) cl::ReleaseKernel(kernel->handle);
     for (size_t slot = 0; slot < Device::slot_count; slot++)
       if (d->slots[slot]) cl::ReleaseMemObject(d->slots[slot]);
+    d->tables.reset();
     close_queue(d->queue);
     cl::ReleaseContext(d->context);
     delete d;
