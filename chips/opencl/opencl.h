@@ -161,15 +161,25 @@ void launch(Stream &stream, Kernel &kernel, const Range &range, const Args &...a
 // The C type in which a dtype is stored ("half", "ushort" for bfloat16, "uchar" for bool); refuses what the device lacks.
 const char *storage_type(const Device &device, int32_t dtype);
 
+// Defines prefix_T (as stored), prefix_R (in registers: float for float16, bfloat16, float32), prefix_LD(p, i), prefix_ST(p, i, x).
+std::string type_macros(const Device &device, const std::string &prefix, int32_t dtype);
+extern const char vector_prelude[];  // vector.cl: what these need; V must be defined before it
+
 struct KernelTable {
   const uba_kernel *kernels;
   int64_t count;
 };
 KernelTable vector_kernels();  // vector.cpp
+KernelTable data_kernels();    // data.cpp
 KernelTable nn_kernels();      // nn.cpp
 // vector.cpp
 uba_status copy_nd(void *device, void *stream, const uba_tensor *dst, const uba_tensor *src);
 uba_status fill_nd(void *device, void *stream, const uba_tensor *dst, const uba_value *value);
+uba_status elementwise(void *device, const uba_call *call, int64_t tag);  // tag: kCopy, kFill or another form
+enum { kCopy = 1, kFill = 2 };
+int64_t bits_of(const uba_value &number, int32_t dtype);  // as a kernel takes it, in the first bytes
+int32_t mover_dtype(int32_t dtype);  // the integer as which elements are moved as they are
+bool is_float(int32_t dtype);  // float in registers
 uba_status program_compile(void *device, const uba_program *program, void **compiled);
 uba_status program_run(void *device, void *compiled, const uba_run *run);
 uba_status program_release(void *device, void *compiled);

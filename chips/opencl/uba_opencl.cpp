@@ -384,7 +384,7 @@ const uba_adapter *uba_query(uint32_t host_abi, const uba_host *the_host) {
   (void)host_abi;
   return guard([&] {
            if (!kernels.empty()) return;
-           for (const KernelTable &table : {vector_kernels(), nn_kernels()})
+           for (const KernelTable &table : {vector_kernels(), data_kernels(), nn_kernels()})
              kernels.insert(kernels.end(), table.kernels, table.kernels + table.count);
            api.header = uba_header UBA_HEADER(uba_device_api), api.properties = properties;
            api.alloc = alloc, api.free = release, api.copy = copy, api.fill = fill, api.synchronize = synchronize;

@@ -10,7 +10,6 @@ typedef float wide;
 #endif
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
-#define TO(type, x) CAT(convert_, type)(x)
 
 float from_bf16(ushort x) { return as_float((uint)x << 16); }
 ushort to_bf16(float x) { return isnan(x) ? 0x7fc0 : (as_uint(x) + 0x7fff + (as_uint(x) >> 16 & 1)) >> 16; }
@@ -49,11 +48,11 @@ typedef CAT(uchar, V) ucharv;
 #define VLOAD CAT(vload, V)
 #define VSTORE CAT(vstore, V)
 // `left` elements are there from `i` on; the last work-item may have fewer than V.
-#define LOADER(dtype, type, rtype, whole)                                          \
+#define LOADER(dtype, type, rtype, one, whole)                                     \
   rtype LDV_##dtype(__global const type *p, long i, long left) {                   \
     if (left >= V) return whole;                                                   \
     CAT(rtype, _e) part[V];                                                        \
-    for (int k = 0; k < V; k++) part[k] = k < left ? LD_##dtype(p, i + k) : 0;     \
+    for (int k = 0; k < V; k++) part[k] = k < left ? one : 0;                      \
     return VLOAD(0, part);                                                         \
   }
 #define STORER(dtype, type, rtype, whole)                                          \
@@ -75,10 +74,10 @@ floatv AS_f16v(floatv x) {
   return CAT(vload_half, V)(0, (const half *)bits);
 }
 #define AS_bf16v(x) CAT(as_float, V)(bf16_bits(x) << 16)
-LOADER(num, float, floatv, VLOAD(0, p + i))
-LOADER(f16, half, floatv, CAT(vload_half, V)(0, p + i))
-LOADER(bf16, ushort, floatv, CAT(as_float, V)(CAT(convert_uint, V)(VLOAD(0, p + i)) << 16))
-LOADER(bool, uchar, intv, -(CAT(convert_int, V)(VLOAD(0, p + i)) & 1))
+LOADER(num, float, floatv, p[i + k], VLOAD(0, p + i))
+LOADER(f16, half, floatv, LD_f16(p, i + k), CAT(vload_half, V)(0, p + i))
+LOADER(bf16, ushort, floatv, LD_bf16(p, i + k), CAT(as_float, V)(CAT(convert_uint, V)(VLOAD(0, p + i)) << 16))
+LOADER(bool, uchar, intv, -(p[i + k] != 0), -(CAT(convert_int, V)(VLOAD(0, p + i)) & 1))
 STORER(num, float, floatv, VSTORE(x, 0, p + i))
 STORER(f16, half, floatv, CAT(CAT(vstore_half, V), _rte)(x, 0, p + i))
 STORER(bf16, ushort, floatv, VSTORE(CAT(convert_ushort, V)(bf16_bits(x)), 0, p + i))
@@ -87,8 +86,6 @@ STORER(bool, uchar, intv, VSTORE(CAT(convert_uchar, V)(x & 1), 0, p + i))
 
 // ---- formulas that name something twice
 #define REM(T, a, b, r) SEL(T, ((r) != 0) & (((r) < 0) != ((b) < 0)), (r) + (b), (r))
-#define SIGMOID(x) (1 / (1 + exp(-(x))))
-#define SILU_GRAD(g, x) ((g) * SIGMOID(x) * (1 + (x) * (1 - SIGMOID(x))))
 #define GELU_INNER(S, x) ((S)0.7978845608028654 * ((x) + (S)0.044715 * (x) * (x) * (x)))
 #define GELU_GRAD(S, g, x)                                                                                        \
   ((g) * ((S)0.5 * (1 + erf((x) * (S)0.7071067811865476)) + (x) * exp(-(S)0.5 * (x) * (x)) * (S)0.3989422804014327))

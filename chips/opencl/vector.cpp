@@ -11,11 +11,25 @@
 #include "opencl.h"
 
 namespace opencl {
-namespace {
 
-const char kPrelude[] =
+extern const char vector_prelude[] =
 #include "vector.inc"
     ;
+
+bool is_float(int32_t dtype) { return dtype >= UBA_DTYPE_FLOAT16 && dtype <= UBA_DTYPE_FLOAT32; }
+
+int64_t bits_of(const uba_value &v, int32_t dtype) {
+  const double d = v.kind == UBA_INT ? double(v.v.i) : v.v.d;
+  const float f = v.kind == UBA_INT ? float(v.v.i) : float(v.v.d);
+  int64_t bits = 0;
+  if (is_float(dtype)) std::memcpy(&bits, &f, sizeof(f));
+  else if (dtype == UBA_DTYPE_FLOAT64) std::memcpy(&bits, &d, sizeof(d));
+  else if (dtype == UBA_DTYPE_BOOL) bits = d != 0;
+  else bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
+  return bits;
+}
+
+namespace {
 
 enum { kCompare = 1, kScalar = 2, kWide = 4, kWord = 8, kCast = 16, kOrder = 32 };
 // An operator or instruction as OpenCL C. $0 to $3 are the operands, $T the type of the operation, $U the unsigned one
@@ -67,10 +81,8 @@ const Form forms[] = {
     {"logical_not", "$0 == 0", kCompare}, {"isnan", "$0 != $0", kCompare},
     {"logical_and", "($0 != 0) & ($1 != 0)", kCompare}, {"logical_or", "($0 != 0) | ($1 != 0)", kCompare},
     {"logical_xor", "($0 != 0) ^ ($1 != 0)", kCompare}};
-enum { kCopy = 1, kFill = 2 };  // places in it
 constexpr int kForms = int(sizeof(forms) / sizeof(forms[0]));
 
-bool is_float(int32_t dtype) { return dtype >= UBA_DTYPE_FLOAT16 && dtype <= UBA_DTYPE_FLOAT32; }
 int arity(const Form &form, bool whole) {
   int n = 0;
   for (const char *c = whole && form.whole ? form.whole : form.real; *c; c++)
@@ -192,7 +204,7 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
   const std::string v = width > 1 ? std::to_string(width) : "";
   auto type = [&](int32_t dtype) { return base_type(device, dtype) + v; };
   auto text = [](auto n) { return std::to_string(n); };
-  std::string code = "#define V " + text(width) + "\n" + kPrelude + "struct P { long n[" + text(rank) + "], off[" +
+  std::string code = "#define V " + text(width) + "\n" + vector_prelude + "struct P { long n[" + text(rank) + "], off[" +
                      text(s.leaves.size()) + "], st[" + text(s.leaves.size() * size_t(rank)) + "]" +
                      (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\n__kernel void k(const struct P p";
   for (size_t i = 0; i < s.leaves.size(); i++)
@@ -285,17 +297,6 @@ int width_of(const Device &device, const Segment &s, const uint8_t *kinds, int64
   return width;
 }
 
-int64_t bits_of(const uba_value &v, int32_t dtype) {
-  const double d = v.kind == UBA_INT ? double(v.v.i) : v.v.d;
-  const float f = v.kind == UBA_INT ? float(v.v.i) : float(v.v.d);
-  int64_t bits = 0;
-  if (is_float(dtype)) std::memcpy(&bits, &f, sizeof(f));
-  else if (dtype == UBA_DTYPE_FLOAT64) std::memcpy(&bits, &d, sizeof(d));
-  else if (dtype == UBA_DTYPE_BOOL) bits = d != 0;
-  else bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
-  return bits;
-}
-
 // A segment, ready to be run: its kernel and arguments without addresses and numbers.
 struct Prepared {
   Kernel *kernel = nullptr;  // none: nothing to do
@@ -376,6 +377,8 @@ Eager &eager() {
   static thread_local Eager made;
   return made;
 }
+}  // namespace
+
 uba_status elementwise(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
     Device &d = *static_cast<Device *>(device);
@@ -386,6 +389,8 @@ uba_status elementwise(void *device, const uba_call *call, int64_t tag) {
     run(stream_of(device, call->stream), e.segment, e.prepared, e.segment.numbers.data(), plain_address);
   });
 }
+
+namespace {
 
 // ------------------------------------------------------------------------------------------------ programs
 
@@ -423,7 +428,7 @@ class Splitter {
       start(out.parts.back().segment, result);
     }
     Segment &s = out.parts.back().segment;
-    add_node(s, call, step.kernel ? step.kernel->tag : kCopy, [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
+    add_node(s, call, step.kernel ? step.kernel->tag : int64_t(kCopy), [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
   }
   static int node_of(const Segment &s, const Leaf &leaf) {
     for (size_t n = s.nodes.size(); n-- > 0;)
@@ -497,6 +502,12 @@ class Splitter {
 
 }  // namespace
 
+std::string type_macros(const Device &device, const std::string &prefix, int32_t dtype) {
+  const std::string name = "#define " + prefix, type = suffix(dtype);
+  return name + "_T " + storage_type(device, dtype) + "\n" + name + "_R " + base_type(device, dtype) + "\n" + name + "_LD LD_" + type + "\n" +
+         name + "_ST ST_" + type + "\n";
+}
+
 KernelTable vector_kernels() {
   static std::vector<std::string> names;
   static std::vector<uba_kernel> table = [] {
@@ -520,12 +531,14 @@ KernelTable vector_kernels() {
   return {table.data(), int64_t(table.size())};
 }
 
-// Elements of any dtype are moved as integers of their size; a cast is a node.
-uba_status copy_nd(void *device, void *stream, const uba_tensor *dst, const uba_tensor *src) {
+int32_t mover_dtype(int32_t dtype) {
   static const int32_t movers[] = {0, UBA_DTYPE_UINT8, UBA_DTYPE_INT16, 0, UBA_DTYPE_INT32, 0, 0, 0, UBA_DTYPE_INT64};
+  const int64_t size = item_size(dtype);
+  return size <= 8 ? movers[size] : dtype;
+}
+uba_status copy_nd(void *device, void *stream, const uba_tensor *dst, const uba_tensor *src) {
   uba_tensor to = *dst, from = *src;
-  const int64_t size = item_size(to.dtype);
-  if (to.dtype == from.dtype && size <= 8) to.dtype = from.dtype = movers[size];
+  if (to.dtype == from.dtype) to.dtype = from.dtype = mover_dtype(to.dtype);
   uba_value arg{UBA_TENSOR, 1, {}};
   arg.v.tensor = &from;
   const uba_call call = {UBA_HEADER(uba_call), "copy_nd", &arg, &to, 1, 1, stream};
