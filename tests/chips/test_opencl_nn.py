@@ -233,7 +233,7 @@ def test_layer_norm(opencl, shape) -> None:
 @pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
 @pytest.mark.parametrize("shape, dim", [((5, 33), -1), ((5, 7, 16), 2), ((5, 7, 3), 1), ((9,), 0), ((0, 4), 1)])
 def test_softmax(opencl, function, shape, dim) -> None:
-    compare(opencl, lambda x: function(x * 20, dim), r(*shape))
+    compare(opencl, lambda x: function(x * 3, dim), r(*shape), tolerance=1e-5)
     if shape[-1] == 33:
         compare(opencl, lambda x: function(x, dim), r(*shape), native="softmax")
         compare(opencl, lambda x: function(x.t(), dim), r(*shape))
@@ -282,28 +282,37 @@ def test_resnet18_learns_digits_without_the_cpu(opencl) -> None:
     images = torch.tensor(digits.images[:32] / 16.0, dtype=torch.float32).unsqueeze(1).expand(-1, 3, -1, -1)
     images, labels = F.interpolate(images, scale_factor=4.0), torch.tensor(digits.target[:32], dtype=torch.int64)
     torch.manual_seed(0)
-    theirs = resnet18(10)
-    ours = copy.deepcopy(theirs).to(opencl)
-    exact = copy.deepcopy(theirs).double()
+    single = resnet18(10)
+    ours, exact = copy.deepcopy(single).to(opencl), copy.deepcopy(single).double()
 
-    def train(model, x, y, count, steady=None):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-        losses = []
-        for step in range(count):
-            if step == steady:
-                torchfl.reset_stats()
+    def train(model, x, y, count):
+        """Losses, and the gradients of the first step. What counts as steady comes after that."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.002, momentum=0.9)
+        losses, grads = [], []
+        for _ in range(count):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
+            grads = grads or [p.grad.cpu().double() for p in model.parameters()]
             optimizer.step()
             losses.append(loss.detach())
-        return torch.stack(losses).cpu().double()
+            if len(losses) == 1:
+                torchfl.reset_stats()
+        return torch.stack(losses).cpu().double(), grads
 
-    want = train(exact, images.double(), labels, 4)
-    got = train(ours, images.to(opencl), labels.to(opencl), 4, steady=1)
+    def flat(tensors):
+        return torch.cat([t.flatten() for t in tensors])
+
+    want, want_grads = train(exact, images.double(), labels, 4)
+    losses, grads = train(ours, images.to(opencl), labels.to(opencl), 4)
     assert not off_chip()
-    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
-    assert got[-1] < got[0]
+    # The norms of the last layers see few elements, which makes float32 lose digits on the CPU, too.
+    exactly, cpu = flat(want_grads), flat(train(single, images, labels, 1)[1])
+    assert (flat(grads) - exactly).norm() <= max(1e-4 * exactly.norm(), 4 * (cpu - exactly).norm())
+    torch.testing.assert_close(losses[0], want[0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses, want, rtol=0.1, atol=0.02)
+    assert losses[-1] < 0.2 * losses[0]
+    exact.load_state_dict(ours.state_dict())
     with torch.no_grad(), torchfl.strict():
         ours.eval(), exact.eval()
         got, want = ours(images.to(opencl)).cpu().double(), exact(images.double())
