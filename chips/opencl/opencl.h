@@ -78,7 +78,7 @@ struct Device {
   cl_platform_id platform = nullptr;
   cl_device_id id = nullptr;
   cl_context context = nullptr;
-  std::string name, versions;  // versions: of driver and platform
+  std::string name, versions, options;  // versions: of driver and platform; options: for every build
   uint64_t total = 0, largest = 0, parameters = 0;
   cl_uint units = 0, width = 0;  // width: of its vectors, in floats
   bool fp64 = false, cpu = false;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "opencl.h"
@@ -24,13 +25,12 @@ std::atomic<int32_t> known_count{-1};
 
 void load_library() {
   static const bool loaded = [] {
-    void *library = nullptr;
-    for (const char *name : {"libOpenCL.so.1", "libOpenCL.so", "/System/Library/Frameworks/OpenCL.framework/OpenCL"})
-      if (!library) library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-    if (!library) throw Failure{UBA_FAILED, 0, std::string("there is no libOpenCL.so.1: ") + kInstall};
+    const char *named = std::getenv("TORCHFL_OPENCL_LIBRARY"), *name = named ? named : "libOpenCL.so.1";
+    void *library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) throw Failure{UBA_FAILED, 0, std::string("there is no ") + name + ": " + kInstall};
 #define CL_FIND(name)                                                                        \
   if (!(cl::name = reinterpret_cast<decltype(cl::name)>(dlsym(library, "cl" #name))))        \
-    throw Failure{UBA_FAILED, 0, "libOpenCL.so.1 lacks cl" #name ": it must be of version 1.2 or newer"};
+    throw Failure{UBA_FAILED, 0, "the OpenCL library lacks cl" #name ": it must be of version 1.2 or newer"};
     CL_FUNCTIONS(CL_FIND)
     return true;
   }();
@@ -130,6 +130,10 @@ uba_status open_device(int32_t index, void **device) {
     made->width = device_number<cl_uint>(id, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
     made->cpu = device_number<cl_device_type>(id, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_CPU;
     made->fp64 = device_number<cl_device_fp_config>(id, CL_DEVICE_DOUBLE_FP_CONFIG) != 0;
+    if (!made->fp64) made->options = "-cl-single-precision-constant ";
+    if (device_number<cl_device_fp_config>(id, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT)
+      made->options += "-cl-fp32-correctly-rounded-divide-sqrt ";
+    if (const char *more = std::getenv("TORCHFL_OPENCL_OPTIONS")) made->options += std::string(more) + ' ';
     made->slots.reset(new cl_mem[Device::slot_count]());
     made->slot_bytes.reset(new uint64_t[Device::slot_count]());
     for (size_t slot = Device::slot_count; slot-- > 0;) made->free_slots.push_back(uint32_t(slot));

@@ -113,6 +113,7 @@ long gcd(long a, long b) {
   return x;
 }
 
+#ifdef SPECIAL  // what few kernels need is not read by all
 // ---- special functions
 wide erf_inverse(wide y) {  // Winitzki's estimate, then Halley's steps on erfc of the tail, which keeps its digits
   if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((wide)INFINITY, y) : NAN;
@@ -186,3 +187,4 @@ wide hurwitz_zeta(wide s, wide q) {  // Euler and Maclaurin
   }
   return sum;
 }
+#endif

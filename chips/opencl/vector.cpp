@@ -204,7 +204,8 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
   const std::string v = width > 1 ? std::to_string(width) : "";
   auto type = [&](int32_t dtype) { return base_type(device, dtype) + v; };
   auto text = [](auto n) { return std::to_string(n); };
-  std::string code = "#define V " + text(width) + "\n" + vector_prelude + "struct P { long n[" + text(rank) + "], off[" +
+  const bool special = std::any_of(s.nodes.begin(), s.nodes.end(), [](const Node &node) { return forms[node.form].flags & kScalar; });
+  std::string code = "#define V " + text(width) + (special ? "\n#define SPECIAL\n" : "\n") + vector_prelude + "struct P { long n[" + text(rank) + "], off[" +
                      text(s.leaves.size()) + "], st[" + text(s.leaves.size() * size_t(rank)) + "]" +
                      (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\n__kernel void k(const struct P p";
   for (size_t i = 0; i < s.leaves.size(); i++)
