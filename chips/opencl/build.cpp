@@ -1,8 +1,8 @@
 // build.cpp: from source text to a kernel that can be launched: built once a device, kept on disk for the next process.
 //
-// Contract: a file of the cache is named by a hash of source, options, device, driver and platform, is written beside its
-// place and then renamed, so that any number of processes may share the folder, and carries a hash of its contents: what is torn or
-// foreign is built again. The files that were used last stay, kept_bytes of them.
+// Contract: a file of the cache is named by a hash of source, options, device, driver and platform, is written beside
+// its place and then renamed, so that any number of processes may share the folder, and carries a hash of its contents:
+// what is torn or foreign is built again. The files that were used last stay, kept_bytes of them.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 
 // Where results are kept for the next process, by the rule of docs/routing.md; empty: nowhere.
 fs::path cache_folder() {
-  const char *named = std::getenv("TORCHFL_CACHE_DIR"), *caches = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  const char *named = std::getenv("TORCHFL_CACHE_DIR"), *caches = std::getenv("XDG_CACHE_HOME"),
+             *home = std::getenv("HOME");
   if (named) return *named ? fs::path(named) / "opencl" : fs::path();
   if (caches && *caches) return fs::path(caches) / "torchfl" / "opencl";
   return home && *home ? fs::path(home) / ".cache" / "torchfl" / "opencl" : fs::path();
@@ -75,7 +76,8 @@ void keep(const fs::path &path, const std::string &binary) {
 
 std::string binary_of(cl_program program) {
   size_t size = 0;
-  if (cl::GetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof(size), &size, nullptr) != CL_SUCCESS || size == 0) return "";
+  if (cl::GetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof(size), &size, nullptr) != CL_SUCCESS || size == 0)
+    return "";
   std::string binary(size, '\0');
   char *place = binary.data();
   return cl::GetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(place), &place, nullptr) == CL_SUCCESS ? binary : "";
@@ -113,8 +115,9 @@ cl_program compile(Device &device, const Recipe &recipe) {
     cl::GetProgramBuildInfo(program, device.id, CL_PROGRAM_BUILD_LOG, length, log.data(), nullptr);
     cl::ReleaseProgram(program);
     log.resize(std::strlen(log.c_str()));
-    throw Failure{UBA_FAILED, code, "kernel " + recipe.name + " cannot be built for " + device.name + " with '" + options +
-                                        "'; the compiler says:\n" + log};
+    throw Failure{UBA_FAILED, code,
+                  "kernel " + recipe.name + " cannot be built for " + device.name + " with '" + options +
+                      "'; the compiler says:\n" + log};
   }
   if (!path.empty()) {
     const std::string binary = binary_of(program);

@@ -1,7 +1,8 @@
 // uba_opencl.cpp: the adapter's frame: the OpenCL library, devices, memory, streams, events, and the handshake.
 //
-// Contract: see opencl.h. Devices are those of all platforms in the order in which OpenCL lists them. Counting them starts threads in
-// some drivers, and the host counts before it forks: so a child process counts, unless OpenCL is at work here already.
+// Contract: see opencl.h. Devices are those of all platforms in the order in which OpenCL lists them. Counting them
+// starts threads in some drivers, and the host counts before it forks: so a child process counts, unless OpenCL is at
+// work here already.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,9 +17,11 @@ namespace opencl {
 namespace {
 
 const uba_host *host;
-constexpr uint64_t kTag = uint64_t(1) << 62, kSlotShift = 40;  // no CPU can use such an address: a mistake shows at once
+constexpr uint64_t kTag = uint64_t(1) << 62,
+                   kSlotShift = 40;  // no CPU can use such an address: a mistake shows at once
 constexpr char kInstall[] =
-    "install the OpenCL loader and a driver for your device (Debian: apt install ocl-icd-libopencl1, and pocl-opencl-icd "
+    "install the OpenCL loader and a driver for your device (Debian: apt install ocl-icd-libopencl1, and "
+    "pocl-opencl-icd "
     "to use the CPU; for a GPU or FPGA its vendor's), and see `clinfo -l`";
 
 std::atomic<int32_t> known_count{-1};
@@ -133,6 +136,7 @@ uba_status open_device(int32_t index, void **device) {
     if (!made->fp64) made->options = "-cl-single-precision-constant ";
     if (device_number<cl_device_fp_config>(id, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT)
       made->options += "-cl-fp32-correctly-rounded-divide-sqrt ";
+    made->options += "-w ";  // warnings are for those who write the kernels, and some compilers print them
     if (const char *more = std::getenv("TORCHFL_OPENCL_OPTIONS")) made->options += std::string(more) + ' ';
     made->slots.reset(new cl_mem[Device::slot_count]());
     made->slot_bytes.reset(new uint64_t[Device::slot_count]());
@@ -175,9 +179,10 @@ uba_status properties(void *device, uba_properties *p) {
 // Drivers hand out memory that they do not have and fail when it is first used: so it is used here.
 cl_mem allocate(Device &d, uint64_t bytes) {
   auto full = [&](cl_int code) {
-    return Failure{UBA_OUT_OF_MEMORY, code, "OpenCL has no " + std::to_string(bytes) + " bytes for a buffer: " +
-                   std::to_string(d.used) + " of " + std::to_string(d.total) + " are in use, and one buffer has at most " +
-                   std::to_string(d.largest)};
+    return Failure{UBA_OUT_OF_MEMORY, code,
+                   "OpenCL has no " + std::to_string(bytes) + " bytes for a buffer: " + std::to_string(d.used) +
+                       " of " + std::to_string(d.total) + " are in use, and one buffer has at most " +
+                       std::to_string(d.largest)};
   };
   if (bytes > d.largest || d.used + bytes > d.total) throw full(CL_MEM_OBJECT_ALLOCATION_FAILURE);
   cl_int code;
@@ -240,11 +245,14 @@ uba_status copy(void *device, void *stream, void *dst, const void *src, uint64_t
     if (direction == UBA_HOST_TO_DEVICE) {
       check(cl::EnqueueWriteBuffer(s.queue, to.memory, CL_FALSE, to.offset, bytes, src, 0, nullptr, nullptr), "write");
     } else if (direction == UBA_DEVICE_TO_HOST) {
-      check(cl::EnqueueReadBuffer(s.queue, from.memory, CL_FALSE, from.offset, bytes, dst, 0, nullptr, nullptr), "read");
+      check(cl::EnqueueReadBuffer(s.queue, from.memory, CL_FALSE, from.offset, bytes, dst, 0, nullptr, nullptr),
+            "read");
     } else if (to.memory == from.memory && to.offset < from.offset + bytes && from.offset < to.offset + bytes) {
       const Buffer between = scratch(s, bytes);
-      check(cl::EnqueueCopyBuffer(s.queue, from.memory, between.memory, from.offset, 0, bytes, 0, nullptr, nullptr), "copy");
-      check(cl::EnqueueCopyBuffer(s.queue, between.memory, to.memory, 0, to.offset, bytes, 0, nullptr, nullptr), "copy");
+      check(cl::EnqueueCopyBuffer(s.queue, from.memory, between.memory, from.offset, 0, bytes, 0, nullptr, nullptr),
+            "copy");
+      check(cl::EnqueueCopyBuffer(s.queue, between.memory, to.memory, 0, to.offset, bytes, 0, nullptr, nullptr),
+            "copy");
     } else {
       check(cl::EnqueueCopyBuffer(s.queue, from.memory, to.memory, from.offset, to.offset, bytes, 0, nullptr, nullptr),
             "copy");
@@ -256,7 +264,8 @@ uba_status fill(void *device, void *stream, void *dst, uint64_t bytes, int32_t v
     const Buffer to = buffer_at(*static_cast<Device *>(device), dst);
     const cl_uchar byte = cl_uchar(value);
     Stream &s = stream_of(device, stream);
-    check(cl::EnqueueFillBuffer(s.queue, to.memory, &byte, 1, to.offset, bytes, 0, nullptr, nullptr), "clEnqueueFillBuffer");
+    check(cl::EnqueueFillBuffer(s.queue, to.memory, &byte, 1, to.offset, bytes, 0, nullptr, nullptr),
+          "clEnqueueFillBuffer");
   });
 }
 
