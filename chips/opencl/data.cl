@@ -1,7 +1,7 @@
-// data.cl: reductions, scans, sorting, gathering, scattering, counting and random numbers. Built behind vector.cl with V 1.
+// data.cl: reductions, scans, sorting, gathering, scattering, counting and random numbers. Built behind vector.cl, V 1.
 //
-// The host defines for each dtype X that takes part X_T (as stored), X_R (in registers), X_LD(p, i) and X_ST(p, i, x). A View
-// is how a tensor lies: `rank` dimensions with sizes and strides; elements are numbered in row-major order.
+// The host defines for each dtype X that takes part X_T (as stored), X_R (in registers), X_LD(p, i) and X_ST(p, i, x).
+// A View is how a tensor lies: `rank` dimensions with sizes and strides; elements are numbered in row-major order.
 typedef struct { long rank, offset, n[8], st[8]; } View;
 // Where element `number` lies.
 long at(const View *v, long number) {
@@ -24,8 +24,8 @@ long at(const View *v, long number) {
 #else
 #define JOIN(a, b) (FIRST(a) || (a) < (b) ? (a) : (b))
 #endif
-__kernel void reduce(const View keep, const View over, const View out, __global const X_T *x, __global Y_T *y, const long parts,
-                     const long results, const long count, const long divisor) {
+__kernel void reduce(const View keep, const View over, const View out, __global const X_T *x, __global Y_T *y,
+                     const long parts, const long results, const long count, const long divisor) {
   const long o = get_global_id(0), part = get_global_id(1);
   if (o >= results) return;
   const long size = (count + parts - 1) / parts, begin = part * size, end = min(begin + size, count);
@@ -95,11 +95,12 @@ __kernel void scan(const View lines, const View out, const View places, __global
   }
 }
 #elif defined(SORT)
-// One merging of sorted runs of `width`: an element's new place is its own in its run and its rank in the neighbour. NaN
-// is the greatest. Lines of `count` lie one behind the other in `old` and `new`, which hold where elements came from.
+// One merging of sorted runs of `width`: an element's new place is its own in its run and its rank in the neighbour.
+// NaN is the greatest. Lines of `count` lie one behind the other in `old` and `new`: where elements came from.
 #define LESS(a, b) (DESCENDING ? ((a) != (a) ? (b) == (b) : (a) > (b)) : ((b) != (b) ? (a) == (a) : (a) < (b)))
-__kernel void merge(const View lines, __global const X_T *x, __global const int *old, __global int *new, const long old_at,
-                    const long new_at, const long results, const long count, const long step, const long width) {
+__kernel void merge(const View lines, __global const X_T *x, __global const int *old, __global int *new,
+                    const long old_at, const long new_at, const long results, const long count, const long step,
+                    const long width) {
   const long i = get_global_id(0), o = get_global_id(1);
   if (i >= count || o >= results) return;
   const long base = at(&lines, o), run = i / width, other = (run ^ 1) * width, end = min(other + width, count);
@@ -115,9 +116,10 @@ __kernel void merge(const View lines, __global const X_T *x, __global const int 
   }
   new[other < count ? min(run, run ^ 1) * width + (i - run * width) + (low - other) : i] = mine;
 }
-__kernel void sorted(const View lines, const View out, const View places, __global const moved *x, __global const int *order,
-                     __global moved *y, __global long *indices, const long order_at, const long results, const long count,
-                     const long step, const long out_step, const long place_step) {
+__kernel void sorted(const View lines, const View out, const View places, __global const moved *x,
+                     __global const int *order, __global moved *y, __global long *indices, const long order_at,
+                     const long results, const long count, const long step, const long out_step,
+                     const long place_step) {
   const long i = get_global_id(0), o = get_global_id(1);
   if (i >= count || o >= results) return;
   const long from = count > 1 ? order[order_at + o * count + i] : 0;
@@ -125,8 +127,8 @@ __kernel void sorted(const View lines, const View out, const View places, __glob
   indices[at(&places, o) + i * place_step] = from;
 }
 #elif defined(GATHER)
-__kernel void gather(const View in, const View index, const View out, __global const X_T *x, __global const long *places,
-                     __global X_T *y, const long count, const long dim) {
+__kernel void gather(const View in, const View index, const View out, __global const X_T *x,
+                     __global const long *places, __global X_T *y, const long count, const long dim) {
   const long i = get_global_id(0);
   if (i >= count) return;
   long number = i, from = in.offset;
@@ -136,9 +138,9 @@ __kernel void gather(const View in, const View index, const View out, __global c
 }
 #elif defined(SCATTER)
 // One work-item a line along the dimension, and there one element after the other: the last one wins.
-__kernel void scatter(const View index, const View src, const View out, __global const long *places, __global const X_T *x,
-                      __global X_T *y, const long results, const long count, const long step, const long src_step,
-                      const long out_step, const X_R number, const int numbers) {
+__kernel void scatter(const View index, const View src, const View out, __global const long *places,
+                      __global const X_T *x, __global X_T *y, const long results, const long count, const long step,
+                      const long src_step, const long out_step, const X_R number, const int numbers) {
   const long o = get_global_id(0);
   if (o >= results) return;
   const long p = at(&index, o), from = at(&src, o), to = at(&out, o);

@@ -2,8 +2,9 @@
 //
 // Contract: addresses that the host computes with are numbers, `tag | slot << 40 | offset`; a slot holds one cl_mem, so
 // a kernel gets that and an offset, and no sub-buffer is ever needed. What fails throws Failure; `guard` turns it
-// into a status at the C interface, and nothing else may throw across it. Kernels are cached for a device by source, name and
-// options, and their programs on disk. Work of one stream runs in order; calls on one stream are never concurrent.
+// into a status at the C interface, and nothing else may throw across it. Kernels are cached for a device by source,
+// name and options, and their programs on disk. Work of one stream runs in order; calls on one stream are never
+// concurrent.
 #pragma once
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>
@@ -19,8 +20,8 @@
 
 #include "torchfl/uba.h"
 
-// The OpenCL functions that are used, as cl::Finish and so on: looked up when the first is needed, so that a machine without the
-// loader is told what it lacks instead of "cannot open shared object file".
+// The OpenCL functions that are used, as cl::Finish and so on: looked up when the first is needed, so that a machine
+// without the loader is told what it lacks instead of "cannot open shared object file".
 namespace cl {
 #define CL_FUNCTIONS(X)                                                                                            \
   X(GetPlatformIDs) X(GetPlatformInfo) X(GetDeviceIDs) X(GetDeviceInfo) X(CreateContext) X(ReleaseContext)          \
@@ -78,7 +79,7 @@ struct Device {
   cl_platform_id platform = nullptr;
   cl_device_id id = nullptr;
   cl_context context = nullptr;
-  std::string name, versions;  // versions: of driver and platform
+  std::string name, versions, options;  // versions: of driver and platform; options: for every build
   uint64_t total = 0, largest = 0, parameters = 0;
   cl_uint units = 0, width = 0;  // width: of its vectors, in floats
   bool fp64 = false, cpu = false;
@@ -134,7 +135,9 @@ struct Setter {
   Device &device;
   Kernel &kernel;
   cl_uint index = 0;
-  void put(const void *value, size_t bytes) { check(cl::SetKernelArg(kernel.handle, index++, bytes, value), "argument"); }
+  void put(const void *value, size_t bytes) {
+    check(cl::SetKernelArg(kernel.handle, index++, bytes, value), "argument");
+  }
   void add(const Buffer &b, int64_t item = 1) {
     const int64_t offset = int64_t(b.offset) / item;
     put(&b.memory, sizeof(cl_mem)), put(&offset, sizeof(offset));
@@ -158,10 +161,12 @@ void launch(Stream &stream, Kernel &kernel, const Range &range, const Args &...a
   enqueue(stream, kernel, range);
 }
 
-// The C type in which a dtype is stored ("half", "ushort" for bfloat16, "uchar" for bool); refuses what the device lacks.
+// The C type in which a dtype is stored ("half", "ushort" for bfloat16, "uchar" for bool); refuses what the device
+// lacks.
 const char *storage_type(const Device &device, int32_t dtype);
 
-// Defines prefix_T (as stored), prefix_R (in registers: float for float16, bfloat16, float32), prefix_LD(p, i), prefix_ST(p, i, x).
+// Defines prefix_T (as stored), prefix_R (in registers: float for float16, bfloat16, float32), prefix_LD(p, i),
+// prefix_ST(p, i, x).
 std::string type_macros(const Device &device, const std::string &prefix, int32_t dtype);
 extern const char vector_prelude[];  // vector.cl: what these need; V must be defined before it
 

@@ -1,12 +1,14 @@
 // uba_opencl.cpp: the adapter's frame: the OpenCL library, devices, memory, streams, events, and the handshake.
 //
-// Contract: see opencl.h. Devices are those of all platforms in the order in which OpenCL lists them. Counting them starts threads in
-// some drivers, and the host counts before it forks: so a child process counts, unless OpenCL is at work here already.
+// Contract: see opencl.h. Devices are those of all platforms in the order in which OpenCL lists them. Counting them
+// starts threads in some drivers, and the host counts before it forks: so a child process counts, unless OpenCL is at
+// work here already.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "opencl.h"
@@ -15,22 +17,23 @@ namespace opencl {
 namespace {
 
 const uba_host *host;
-constexpr uint64_t kTag = uint64_t(1) << 62, kSlotShift = 40;  // no CPU can use such an address: a mistake shows at once
+constexpr uint64_t kTag = uint64_t(1) << 62,
+                   kSlotShift = 40;  // no CPU can use such an address: a mistake shows at once
 constexpr char kInstall[] =
-    "install the OpenCL loader and a driver for your device (Debian: apt install ocl-icd-libopencl1, and pocl-opencl-icd "
+    "install the OpenCL loader and a driver for your device (Debian: apt install ocl-icd-libopencl1, and "
+    "pocl-opencl-icd "
     "to use the CPU; for a GPU or FPGA its vendor's), and see `clinfo -l`";
 
 std::atomic<int32_t> known_count{-1};
 
 void load_library() {
   static const bool loaded = [] {
-    void *library = nullptr;
-    for (const char *name : {"libOpenCL.so.1", "libOpenCL.so", "/System/Library/Frameworks/OpenCL.framework/OpenCL"})
-      if (!library) library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-    if (!library) throw Failure{UBA_FAILED, 0, std::string("there is no libOpenCL.so.1: ") + kInstall};
+    const char *named = std::getenv("TORCHFL_OPENCL_LIBRARY"), *name = named ? named : "libOpenCL.so.1";
+    void *library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) throw Failure{UBA_FAILED, 0, std::string("there is no ") + name + ": " + kInstall};
 #define CL_FIND(name)                                                                        \
   if (!(cl::name = reinterpret_cast<decltype(cl::name)>(dlsym(library, "cl" #name))))        \
-    throw Failure{UBA_FAILED, 0, "libOpenCL.so.1 lacks cl" #name ": it must be of version 1.2 or newer"};
+    throw Failure{UBA_FAILED, 0, "the OpenCL library lacks cl" #name ": it must be of version 1.2 or newer"};
     CL_FUNCTIONS(CL_FIND)
     return true;
   }();
@@ -130,6 +133,11 @@ uba_status open_device(int32_t index, void **device) {
     made->width = device_number<cl_uint>(id, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
     made->cpu = device_number<cl_device_type>(id, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_CPU;
     made->fp64 = device_number<cl_device_fp_config>(id, CL_DEVICE_DOUBLE_FP_CONFIG) != 0;
+    if (!made->fp64) made->options = "-cl-single-precision-constant ";
+    if (device_number<cl_device_fp_config>(id, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT)
+      made->options += "-cl-fp32-correctly-rounded-divide-sqrt ";
+    made->options += "-w ";  // warnings are for those who write the kernels, and some compilers print them
+    if (const char *more = std::getenv("TORCHFL_OPENCL_OPTIONS")) made->options += std::string(more) + ' ';
     made->slots.reset(new cl_mem[Device::slot_count]());
     made->slot_bytes.reset(new uint64_t[Device::slot_count]());
     for (size_t slot = Device::slot_count; slot-- > 0;) made->free_slots.push_back(uint32_t(slot));
@@ -171,9 +179,10 @@ uba_status properties(void *device, uba_properties *p) {
 // Drivers hand out memory that they do not have and fail when it is first used: so it is used here.
 cl_mem allocate(Device &d, uint64_t bytes) {
   auto full = [&](cl_int code) {
-    return Failure{UBA_OUT_OF_MEMORY, code, "OpenCL has no " + std::to_string(bytes) + " bytes for a buffer: " +
-                   std::to_string(d.used) + " of " + std::to_string(d.total) + " are in use, and one buffer has at most " +
-                   std::to_string(d.largest)};
+    return Failure{UBA_OUT_OF_MEMORY, code,
+                   "OpenCL has no " + std::to_string(bytes) + " bytes for a buffer: " + std::to_string(d.used) +
+                       " of " + std::to_string(d.total) + " are in use, and one buffer has at most " +
+                       std::to_string(d.largest)};
   };
   if (bytes > d.largest || d.used + bytes > d.total) throw full(CL_MEM_OBJECT_ALLOCATION_FAILURE);
   cl_int code;
@@ -236,11 +245,14 @@ uba_status copy(void *device, void *stream, void *dst, const void *src, uint64_t
     if (direction == UBA_HOST_TO_DEVICE) {
       check(cl::EnqueueWriteBuffer(s.queue, to.memory, CL_FALSE, to.offset, bytes, src, 0, nullptr, nullptr), "write");
     } else if (direction == UBA_DEVICE_TO_HOST) {
-      check(cl::EnqueueReadBuffer(s.queue, from.memory, CL_FALSE, from.offset, bytes, dst, 0, nullptr, nullptr), "read");
+      check(cl::EnqueueReadBuffer(s.queue, from.memory, CL_FALSE, from.offset, bytes, dst, 0, nullptr, nullptr),
+            "read");
     } else if (to.memory == from.memory && to.offset < from.offset + bytes && from.offset < to.offset + bytes) {
       const Buffer between = scratch(s, bytes);
-      check(cl::EnqueueCopyBuffer(s.queue, from.memory, between.memory, from.offset, 0, bytes, 0, nullptr, nullptr), "copy");
-      check(cl::EnqueueCopyBuffer(s.queue, between.memory, to.memory, 0, to.offset, bytes, 0, nullptr, nullptr), "copy");
+      check(cl::EnqueueCopyBuffer(s.queue, from.memory, between.memory, from.offset, 0, bytes, 0, nullptr, nullptr),
+            "copy");
+      check(cl::EnqueueCopyBuffer(s.queue, between.memory, to.memory, 0, to.offset, bytes, 0, nullptr, nullptr),
+            "copy");
     } else {
       check(cl::EnqueueCopyBuffer(s.queue, from.memory, to.memory, from.offset, to.offset, bytes, 0, nullptr, nullptr),
             "copy");
@@ -252,7 +264,8 @@ uba_status fill(void *device, void *stream, void *dst, uint64_t bytes, int32_t v
     const Buffer to = buffer_at(*static_cast<Device *>(device), dst);
     const cl_uchar byte = cl_uchar(value);
     Stream &s = stream_of(device, stream);
-    check(cl::EnqueueFillBuffer(s.queue, to.memory, &byte, 1, to.offset, bytes, 0, nullptr, nullptr), "clEnqueueFillBuffer");
+    check(cl::EnqueueFillBuffer(s.queue, to.memory, &byte, 1, to.offset, bytes, 0, nullptr, nullptr),
+          "clEnqueueFillBuffer");
   });
 }
 

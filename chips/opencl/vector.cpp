@@ -1,12 +1,13 @@
-// vector.cpp: the code generator for elementwise work: one call of an instruction or operator, or a whole program of them,
-// becomes one kernel.
+// vector.cpp: the code generator for elementwise work: one call of an instruction or operator, or a whole program of
+// them, becomes one kernel.
 //
-// Contract: a Segment is a list of nodes over tensors (leaves) of one common shape. Its kernel is known by what tells it from others:
-// the nodes, dtypes, the rank after dimensions were joined, and which leaves are walked through contiguously; sizes,
-// strides, offsets and numbers are arguments. Each work-item loads what it needs, computes all nodes and stores: so a
-// leaf may be written where it was read, at the same place, and nothing else may overlap.
+// Contract: a Segment is a list of nodes over tensors (leaves) of one common shape. Its kernel is known by what tells
+// it from others: the nodes, dtypes, the rank after dimensions were joined, and which leaves are walked through
+// contiguously; sizes, strides, offsets and numbers are arguments. Each work-item loads what it needs, computes all
+// nodes and stores: so a leaf may be written where it was read, at the same place, and nothing else may overlap.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "opencl.h"
 
@@ -34,8 +35,9 @@ namespace {
 enum { kCompare = 1, kScalar = 2, kWide = 4, kWord = 8, kCast = 16, kOrder = 32 };
 // An operator or instruction as OpenCL C. $0 to $3 are the operands, $T the type of the operation, $U the unsigned one
 // for integers (which wrap there), $S its element. `whole` is for integers, where that differs.
-// kCompare: the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the argument
-// "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the wrong order.
+// kCompare: the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the
+// argument "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the
+// wrong order.
 struct Form {
   const char *name, *real;
   int flags = 0;
@@ -64,7 +66,8 @@ const Form forms[] = {
     {"vshl", "", 0, "SHL($T, $U, $0, $1)"}, {"vshr", "", 0, "SHR($T, $0, $1)"}, {"vgcd", "", 0, "($T)gcd($0, $1)"},
     {"vigamma", "($T)gamma_ratio($0, $1, 0)", kScalar}, {"vigammac", "($T)gamma_ratio($0, $1, 1)", kScalar},
     {"vzeta", "($T)hurwitz_zeta($0, $1)", kScalar}, {"veq", "$0 == $1", kCompare}, {"vne", "$0 != $1", kCompare},
-    {"vlt", "$0 < $1", kCompare | kOrder}, {"vle", "$0 <= $1", kCompare | kOrder}, {"vgt", "$0 > $1", kCompare | kOrder},
+    {"vlt", "$0 < $1", kCompare | kOrder}, {"vle", "$0 <= $1", kCompare | kOrder},
+    {"vgt", "$0 > $1", kCompare | kOrder},
     {"vge", "$0 >= $1", kCompare | kOrder}, {"vselect", "SEL($T, $0, $1, $2)"},
     // ---- operators, where more than an instruction
     {"add", "$0 + $2 * $1", 0, "($T)(($U)$0 + ($U)$2 * ($U)$1)"}, {"sub", "$0 - $2 * $1", 0,
@@ -136,7 +139,8 @@ Leaf leaf_of(const Segment &s, const uba_tensor &t, bool written) {
   return leaf;
 }
 bool same_place(const Leaf &a, const Leaf &b) {
-  return a.data == b.data && a.offset == b.offset && a.dtype == b.dtype && !std::memcmp(a.strides, b.strides, sizeof(a.strides));
+  return a.data == b.data && a.offset == b.offset && a.dtype == b.dtype &&
+         !std::memcmp(a.strides, b.strides, sizeof(a.strides));
 }
 void start(Segment &s, const uba_tensor &like) {
   if (like.rank > kRank) refuse("more than 8 dimensions");
@@ -159,7 +163,12 @@ void add_node(Segment &s, const uba_call &call, int64_t tag, Find &&find) {
   const Form &form = forms[index];
   const uba_tensor &out = call.outputs[0];
   const int fills = index == kFill;  // (sizes, value, dtype)
-  Node node{uint8_t(index), uint8_t(out.dtype), uint8_t(out.dtype), uint8_t(form.name[0] == 'v' || (form.flags & kCompare)), {}, -1};
+  Node node{uint8_t(index),
+            uint8_t(out.dtype),
+            uint8_t(out.dtype),
+            uint8_t(form.name[0] == 'v' || (form.flags & kCompare)),
+            {},
+            -1};
   if (form.flags & kCompare)
     for (int i = call.arg_count; i-- > 0;)
       if (call.args[i].kind == UBA_TENSOR) node.dtype = uint8_t(call.args[i].v.tensor->dtype);
@@ -175,7 +184,8 @@ void add_node(Segment &s, const uba_call &call, int64_t tag, Find &&find) {
         node.in[i] = {'r', uint8_t(known)};
         continue;
       }
-      auto same = std::find_if(s.leaves.begin(), s.leaves.end(), [&](const Leaf &l) { return !l.written && same_place(l, leaf); });
+      auto same = std::find_if(s.leaves.begin(), s.leaves.end(),
+                               [&](const Leaf &l) { return !l.written && same_place(l, leaf); });
       node.in[i] = {'l', uint8_t(same - s.leaves.begin())};
       if (same == s.leaves.end()) s.leaves.push_back(leaf);
     } else if (v.kind == UBA_INT || v.kind == UBA_DOUBLE || v.kind == UBA_NUMBER) {
@@ -196,21 +206,31 @@ const char *base_type(const Device &device, int32_t dtype) {
   return is_float(dtype) ? "float" : dtype == UBA_DTYPE_BOOL ? "int" : storage_type(device, dtype);
 }
 const char *suffix(int32_t dtype) {
-  return dtype == UBA_DTYPE_FLOAT16 ? "f16" : dtype == UBA_DTYPE_BFLOAT16 ? "bf16" : dtype == UBA_DTYPE_BOOL ? "bool" : "num";
+  return dtype == UBA_DTYPE_FLOAT16    ? "f16"
+         : dtype == UBA_DTYPE_BFLOAT16 ? "bf16"
+         : dtype == UBA_DTYPE_BOOL     ? "bool"
+                                       : "num";
 }
 
-// The source of a segment's kernel. `kinds`: for each leaf how the last dimension is walked through: 0 not, 1 by one, 2 by strides.
+// The source of a segment's kernel. `kinds`: for each leaf how the last dimension is walked through: 0 not, 1 by one, 2
+// by strides.
 std::string source_of(const Device &device, const Segment &s, int rank, int width, const uint8_t *kinds) {
   const std::string v = width > 1 ? std::to_string(width) : "";
   auto type = [&](int32_t dtype) { return base_type(device, dtype) + v; };
   auto text = [](auto n) { return std::to_string(n); };
-  std::string code = "#define V " + text(width) + "\n" + vector_prelude + "struct P { long n[" + text(rank) + "], off[" +
-                     text(s.leaves.size()) + "], st[" + text(s.leaves.size() * size_t(rank)) + "]" +
-                     (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\n__kernel void k(const struct P p";
+  const bool special =
+      std::any_of(s.nodes.begin(), s.nodes.end(), [](const Node &node) { return forms[node.form].flags & kScalar; });
+  std::string code =
+      "#define V " + text(width) + (special ? "\n#define SPECIAL\n" : "\n") + vector_prelude + "struct P { long n[" +
+      text(rank) + "], off[" + text(s.leaves.size()) + "], st[" + text(s.leaves.size() * size_t(rank)) + "]" +
+      (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\n__kernel void k(const struct P p";
   for (size_t i = 0; i < s.leaves.size(); i++)
     code += std::string(", __global ") + storage_type(device, s.leaves[i].dtype) + " *m" + text(i);
-  code += ") {\n  const long i = get_global_id(0) * V, left = p.n[" + text(rank - 1) + "] - i;\n  if (left <= 0) return;\n";
-  if (rank > 1) code += "  const long c" + text(rank - 2) + " = get_global_id(1);\n  if (c" + text(rank - 2) + " >= p.n[" + text(rank - 2) + "]) return;\n";
+  code +=
+      ") {\n  const long i = get_global_id(0) * V, left = p.n[" + text(rank - 1) + "] - i;\n  if (left <= 0) return;\n";
+  if (rank > 1)
+    code += "  const long c" + text(rank - 2) + " = get_global_id(1);\n  if (c" + text(rank - 2) + " >= p.n[" +
+            text(rank - 2) + "]) return;\n";
   if (rank > 2) code += "  long rest = get_global_id(2);\n";
   for (int d = rank - 3; d >= 0; d--) {
     const std::string c = text(d), n = "p.n[" + c + "]";
@@ -251,7 +271,8 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
         const std::string bits = "p.num[" + text(at) + "]";
         in[i] = is_float(dtype) ? "as_float((int)" + bits + ")" : dtype == UBA_DTYPE_FLOAT64 ? "as_double(" + bits + ")"
                 : dtype == UBA_DTYPE_BOOL ? "MASK(" + bits + ")" : "(" + type(dtype) + ")" + bits;
-        if (node.rounds && is_float(dtype) && dtype != UBA_DTYPE_FLOAT32) in[i] = std::string("AS_") + suffix(dtype) + "(" + in[i] + ")";
+        if (node.rounds && is_float(dtype) && dtype != UBA_DTYPE_FLOAT32)
+          in[i] = std::string("AS_") + suffix(dtype) + "(" + in[i] + ")";
         if (!v.empty() && is_float(dtype)) in[i] = "(" + type(dtype) + ")(" + in[i] + ")";
       }
       if (form.flags & kCast) {  // from `dtype` to that of the node
@@ -278,8 +299,8 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
     code += "  const " + type(node.result) + " r" + text(k) + " = " + value + ";\n";
     if (node.store < 0) continue;
     const std::string st = text(int(node.store));
-    code += std::string("  ST") + (v.empty() ? "_" : "V_") + suffix(node.result) + "(m" + st + ", a" + st + ", r" + text(k) +
-            (v.empty() ? "" : ", left") + ");\n";
+    code += std::string("  ST") + (v.empty() ? "_" : "V_") + suffix(node.result) + "(m" + st + ", a" + st + ", r" +
+            text(k) + (v.empty() ? "" : ", left") + ");\n";
   }
   return code + "}\n";
 }
@@ -289,7 +310,9 @@ int width_of(const Device &device, const Segment &s, const uint8_t *kinds, int64
   const int width = device.cpu ? 8 : 4;
   if (inner < width) return 1;
   for (size_t i = 0; i < s.leaves.size(); i++)
-    if (kinds[i] == 2 || (kinds[i] == 0 && s.leaves[i].written) || !(is_float(s.leaves[i].dtype) || s.leaves[i].dtype == UBA_DTYPE_BOOL)) return 1;
+    if (kinds[i] == 2 || (kinds[i] == 0 && s.leaves[i].written) ||
+        !(is_float(s.leaves[i].dtype) || s.leaves[i].dtype == UBA_DTYPE_BOOL))
+      return 1;
   for (const Node &node : s.nodes) {
     if (!(is_float(node.dtype) || node.dtype == UBA_DTYPE_BOOL) || forms[node.form].flags & kScalar) return 1;
     if (node.dtype == UBA_DTYPE_BOOL && forms[node.form].flags & kOrder) return 1;
@@ -402,8 +425,8 @@ struct Program {
   std::vector<Part> parts;
 };
 
-// Deals the steps of a program to segments, in order: a new one begins where the shape changes, or where a step needs in
-// memory what another work-item of the same kernel would write.
+// Deals the steps of a program to segments, in order: a new one begins where the shape changes, or where a step needs
+// in memory what another work-item of the same kernel would write.
 class Splitter {
  public:
   explicit Splitter(const uba_program &program) : program_(program), stored_(size_t(program.block_count), 1) {
@@ -428,7 +451,8 @@ class Splitter {
       start(out.parts.back().segment, result);
     }
     Segment &s = out.parts.back().segment;
-    add_node(s, call, step.kernel ? step.kernel->tag : int64_t(kCopy), [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
+    add_node(s, call, step.kernel ? step.kernel->tag : int64_t(kCopy),
+             [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
   }
   static int node_of(const Segment &s, const Leaf &leaf) {
     for (size_t n = s.nodes.size(); n-- > 0;)
@@ -504,28 +528,29 @@ class Splitter {
 
 std::string type_macros(const Device &device, const std::string &prefix, int32_t dtype) {
   const std::string name = "#define " + prefix, type = suffix(dtype);
-  return name + "_T " + storage_type(device, dtype) + "\n" + name + "_R " + base_type(device, dtype) + "\n" + name + "_LD LD_" + type + "\n" +
-         name + "_ST ST_" + type + "\n";
+  return name + "_T " + storage_type(device, dtype) + "\n" + name + "_R " + base_type(device, dtype) + "\n" + name +
+         "_LD LD_" + type + "\n" + name + "_ST ST_" + type + "\n";
 }
 
 KernelTable vector_kernels() {
-  static std::vector<std::string> names;
+  static std::deque<std::string> names;
   static std::vector<uba_kernel> table = [] {
     std::vector<uba_kernel> made;
     for (int i = 0; i < kForms; i++) made.push_back({forms[i].name, elementwise, i});
-    // Operators that are an instruction under another name.
-    static const char *const plain[] = {
-        "neg", "abs", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
-        "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-        "mul", "div", "pow", "fmod", "remainder", "atan2", "eq", "ne", "lt", "le", "gt", "ge"};
-    for (const char *name : plain)
+    // Operators that are an instruction under another name: "operator instruction", or v and the operator's own.
+    static const char *const also[] = {
+        "neg", "abs", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
+        "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+        "atanh", "erf", "erfc", "mul", "div", "pow", "fmod", "remainder", "atan2", "eq", "ne", "lt", "le", "gt", "ge",
+        "where vselect", "maximum vmax", "minimum vmin", "clamp_min vmax", "clamp_max vmin", "bitwise_not vnot",
+        "bitwise_and vand", "bitwise_or vor", "bitwise_xor vxor"};
+    for (const std::string one : also) {
+      const size_t space = one.find(' ');
+      names.push_back(one.substr(0, space));
+      const std::string form = space < one.size() ? one.substr(space + 1) : 'v' + one;
       for (int i = 0; i < kForms; i++)
-        if (!std::strcmp(forms[i].name + 1, name) && forms[i].name[0] == 'v') made.push_back({name, elementwise, i});
-    for (auto [name, form] : {std::pair("where", "vselect"), std::pair("maximum", "vmax"), std::pair("minimum", "vmin"),
-                              std::pair("clamp_min", "vmax"), std::pair("clamp_max", "vmin"), std::pair("bitwise_not", "vnot"),
-                              std::pair("bitwise_and", "vand"), std::pair("bitwise_or", "vor"), std::pair("bitwise_xor", "vxor")})
-      for (int i = 0; i < kForms; i++)
-        if (!std::strcmp(forms[i].name, form)) made.push_back({name, elementwise, i});
+        if (form == forms[i].name) made.push_back({names.back().c_str(), elementwise, i});
+    }
     return made;
   }();
   return {table.data(), int64_t(table.size())};

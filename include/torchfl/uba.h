@@ -178,12 +178,10 @@ typedef struct uba_program {
   const char *op;        /* "aten::gelu": the operator */
   const uba_step *steps; /* `step_count` of them; each may read what an earlier one wrote */
   int64_t step_count;
-  int32_t block_count;  /* memory blocks that the steps name, from 0 */
-  int32_t number_count; /* of UBA_NUMBER */
-  /* `block_count` each: where the block lies in the host's scratch memory, in bytes, which blocks that are not needed at the
-   * same time share (-1: not there); and whether its contents are of no use after these steps. */
-  const int64_t *places;
-  const uint8_t *dead;
+  int32_t block_count;   /* memory blocks that the steps name, from 0 */
+  int32_t number_count;  /* of UBA_NUMBER */
+  const int64_t *places; /* by block: bytes into memory that blocks share which are not needed together; -1: alone */
+  const uint8_t *dead;   /* by block: 1 = its contents are of no use after these steps */
 } uba_program;
 
 /* One run of a compiled program. */

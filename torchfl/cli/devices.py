@@ -80,7 +80,7 @@ def _text(row: dict[str, Any]) -> list[str]:
         escape(text)
         for text in (
             row["device"],
-            row["chip"],
+            row["chip"] if row["name"] in ("", row["chip"]) else f"{row['chip']}: {row['name']}",
             row["sdk_version"] or "?",
             row["adapter_version"] or "?",
             bytes_text(row["memory_bytes"]),
