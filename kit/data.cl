@@ -24,7 +24,7 @@ long at(const View *v, long number) {
 #else
 #define JOIN(a, b) (FIRST(a) || (a) < (b) ? (a) : (b))
 #endif
-__kernel void reduce(const View keep, const View over, const View out, __global const X_T *x, __global Y_T *y,
+KERNEL void reduce(const View keep, const View over, const View out, GLOBAL const X_T *x, GLOBAL Y_T *y,
                      const long parts, const long results, const long count, const long divisor) {
   const long o = get_global_id(0), part = get_global_id(1);
   if (o >= results) return;
@@ -56,7 +56,7 @@ __kernel void reduce(const View keep, const View over, const View out, __global 
 }
 #elif defined(ARG)
 #define BEFORE(a, b) ((a) != (a) ? (b) == (b) : (b) == (b) && ((a) ARG (b)))
-__kernel void argument(const View keep, const View out, __global const X_T *x, __global long *y, const long results,
+KERNEL void argument(const View keep, const View out, GLOBAL const X_T *x, GLOBAL long *y, const long results,
                        const long count, const long step) {
   const long o = get_global_id(0);
   if (o >= results) return;
@@ -70,8 +70,8 @@ __kernel void argument(const View keep, const View out, __global const X_T *x, _
   y[at(&out, o)] = best;
 }
 #elif defined(SCAN)
-__kernel void scan(const View lines, const View out, const View places, __global const X_T *x, __global X_T *y,
-                   __global long *indices, const long results, const long count, const long step, const long out_step,
+KERNEL void scan(const View lines, const View out, const View places, GLOBAL const X_T *x, GLOBAL X_T *y,
+                   GLOBAL long *indices, const long results, const long count, const long step, const long out_step,
                    const long place_step) {
   const long o = get_global_id(0);
   if (o >= results) return;
@@ -98,7 +98,7 @@ __kernel void scan(const View lines, const View out, const View places, __global
 // One merging of sorted runs of `width`: an element's new place is its own in its run and its rank in the neighbour.
 // NaN is the greatest. Lines of `count` lie one behind the other in `old` and `new`: where elements came from.
 #define LESS(a, b) (DESCENDING ? ((a) != (a) ? (b) == (b) : (a) > (b)) : ((b) != (b) ? (a) == (a) : (a) < (b)))
-__kernel void merge(const View lines, __global const X_T *x, __global const int *old, __global int *new,
+KERNEL void merge(const View lines, GLOBAL const X_T *x, GLOBAL const int *old, GLOBAL int *new,
                     const long old_at, const long new_at, const long results, const long count, const long step,
                     const long width) {
   const long i = get_global_id(0), o = get_global_id(1);
@@ -116,8 +116,8 @@ __kernel void merge(const View lines, __global const X_T *x, __global const int 
   }
   new[other < count ? min(run, run ^ 1) * width + (i - run * width) + (low - other) : i] = mine;
 }
-__kernel void sorted(const View lines, const View out, const View places, __global const moved *x,
-                     __global const int *order, __global moved *y, __global long *indices, const long order_at,
+KERNEL void sorted(const View lines, const View out, const View places, GLOBAL const moved *x,
+                     GLOBAL const int *order, GLOBAL moved *y, GLOBAL long *indices, const long order_at,
                      const long results, const long count, const long step, const long out_step,
                      const long place_step) {
   const long i = get_global_id(0), o = get_global_id(1);
@@ -127,8 +127,8 @@ __kernel void sorted(const View lines, const View out, const View places, __glob
   indices[at(&places, o) + i * place_step] = from;
 }
 #elif defined(GATHER)
-__kernel void gather(const View in, const View index, const View out, __global const X_T *x,
-                     __global const long *places, __global X_T *y, const long count, const long dim) {
+KERNEL void gather(const View in, const View index, const View out, GLOBAL const X_T *x,
+                     GLOBAL const long *places, GLOBAL X_T *y, const long count, const long dim) {
   const long i = get_global_id(0);
   if (i >= count) return;
   long number = i, from = in.offset;
@@ -138,8 +138,8 @@ __kernel void gather(const View in, const View index, const View out, __global c
 }
 #elif defined(SCATTER)
 // One work-item a line along the dimension, and there one element after the other: the last one wins.
-__kernel void scatter(const View index, const View src, const View out, __global const long *places,
-                      __global const X_T *x, __global X_T *y, const long results, const long count, const long step,
+KERNEL void scatter(const View index, const View src, const View out, GLOBAL const long *places,
+                      GLOBAL const X_T *x, GLOBAL X_T *y, const long results, const long count, const long step,
                       const long src_step, const long out_step, const X_R number, const int numbers) {
   const long o = get_global_id(0);
   if (o >= results) return;
@@ -151,7 +151,7 @@ __kernel void scatter(const View index, const View src, const View out, __global
   }
 }
 #elif defined(IOTA)
-__kernel void iota(const View out, __global X_T *y, const long count, const ACC start, const ACC step) {
+KERNEL void iota(const View out, GLOBAL X_T *y, const long count, const ACC start, const ACC step) {
   const long i = get_global_id(0);
   if (i < count) X_ST(y, at(&out, i), start + (ACC)i * step);
 }
@@ -164,7 +164,7 @@ uint4 philox(ulong counter, ulong key) {
                 0xD2511F53u * c.x);
   return c;
 }
-__kernel void random(const View out, __global X_T *y, const long count, const ulong seed, const ulong offset) {
+KERNEL void random(const View out, GLOBAL X_T *y, const long count, const ulong seed, const ulong offset) {
   const long i = get_global_id(0), first = i * RANDOM;
   if (first >= count) return;
   const uint4 c = philox(offset + i, seed);
@@ -177,8 +177,8 @@ __kernel void random(const View out, __global X_T *y, const long count, const ul
 #endif
 }
 #elif defined(PRODUCT)
-__kernel void product(const View a, const View b, const View out, __global const X_T *x, __global const X_T *y,
-                      __global X_T *z, const long depth) {
+KERNEL void product(const View a, const View b, const View out, GLOBAL const X_T *x, GLOBAL const X_T *y,
+                      GLOBAL X_T *z, const long depth) {
   const long column = get_global_id(0), row = get_global_id(1), batch = get_global_id(2);
   if (column >= out.n[2] || row >= out.n[1] || batch >= out.n[0]) return;
   ulong sum = 0;

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "opencl.h"
+#include "parts.h"
 
-namespace opencl {
+namespace kit {
 namespace {
 
 const char kSource[] =
@@ -20,9 +20,6 @@ struct View {  // as in data.cl
     for (int d = 0; d < rank; d++) total *= n[d];
     return total;
   }
-};
-struct Memory {
-  cl_mem handle;
 };
 struct Frame {  // one call
   Device &device;
@@ -58,7 +55,7 @@ struct Frame {  // one call
     key.assign(name);
     for (int one : what) key += {'\0', char(one)};
     return kernel_for(device, key, [&] {
-      return Recipe{"#define V 1\n" + std::string(vector_prelude) + macros() + kSource, name, ""};
+      return Recipe{"#define V 1\n" + std::string(vector_prelude) + macros() + kSource, name};
     });
   }
 };
@@ -69,7 +66,7 @@ Range lines(int64_t n, int64_t m = 1) {
 }
 template <void (*body)(const Frame &, int64_t)>
 uba_status run(void *device, const uba_call *call, int64_t tag) {
-  return guard([&] { body({*static_cast<Device *>(device), stream_of(device, call->stream), *call}, tag); });
+  return guard([&] { body({device_of(device), stream_of(device, call->stream), *call}, tag); });
 }
 int64_t size_at(const uba_tensor &t, int d) { return t.rank ? t.sizes[d] : 1; }
 int64_t stride_at(const uba_tensor &t, int d) { return t.rank ? t.strides[d] : 0; }
@@ -108,7 +105,7 @@ void reduce(const Frame &f, int64_t tag) {
   };
   const int64_t divisor = tag & kMean ? count : 1;
   if (parts == 1) return launch_one(x.dtype, y.dtype, keep, inner, f.memory(x), f.memory(y), 1, count, divisor);
-  const Buffer partial = scratch(f.stream, uint64_t(results * parts * 8));
+  const Buffer partial = f.stream.scratch(uint64_t(results * parts * 8));
   launch_one(x.dtype, acc, keep, inner, f.memory(x), {partial.memory}, parts, count, 1);
   View rows, columns;
   rows.n[0] = results, rows.st[0] = parts, columns.n[0] = parts, columns.st[0] = 1;
@@ -154,7 +151,7 @@ void sort(const Frame &f, int64_t) {
            " moved;\n";
   };
   if (results * count == 0) return;
-  const Memory memory{scratch(f.stream, uint64_t(bytes) * 2).memory};
+  const Memory memory{f.stream.scratch(uint64_t(bytes) * 2).memory};
   int64_t turn = 0;
   for (int64_t width = 1; width < count; width *= 2, turn ^= 1)
     launch(f.stream, f.kernel("merge", {descending, x.dtype}, macros), lines(count, results), from, f.memory(x), memory,
@@ -191,16 +188,10 @@ void scatter(const Frame &f, int64_t tag) {
   const View places = f.view(index, others);
   // The number as the registers hold it; what is behind its bytes is not passed.
   const int64_t bits = bits_of(f.number(2), register_dtype(x.dtype));
-  std::lock_guard<std::mutex> lock(kernel.setting);
-  Setter set{f.device, kernel};
-  View from = f.view(src, others), to = f.view(y, others);
-  to.n[0] = to.n[0];
-  set.add(places), set.add(from), set.add(to), set.add(f.memory(index)), set.add(f.memory(number ? y : src)),
-      set.add(f.memory(y));
-  set.add(places.count()), set.add(size_at(index, axis)), set.add(stride_at(index, axis)),
-      set.add(stride_at(src, axis));
-  set.add(stride_at(y, axis)), set.put(&bits, size_t(item_size(register_dtype(x.dtype)))), set.add(cl_int(number));
-  enqueue(f.stream, kernel, lines(places.count()));
+  launch(f.stream, kernel, lines(places.count()), places, f.view(src, others), f.view(y, others), f.memory(index),
+         f.memory(number ? y : src), f.memory(y), places.count(), size_at(index, axis), stride_at(index, axis),
+         stride_at(src, axis), stride_at(y, axis), Bits{&bits, size_t(item_size(register_dtype(x.dtype)))},
+         int32_t(number));
 }
 void iota(const Frame &f, int64_t) {  // (n, start, step, dtype)
   const uba_tensor &y = f.call.outputs[0];
@@ -212,7 +203,7 @@ void iota(const Frame &f, int64_t) {  // (n, start, step, dtype)
   const View out = f.view(y);
   const int64_t start = bits_of(f.number(1), acc), step = bits_of(f.number(2), acc);
   if (acc == UBA_DTYPE_FLOAT32)
-    return launch(f.stream, kernel, lines(out.count()), out, f.memory(y), out.count(), cl_int(start), cl_int(step));
+    return launch(f.stream, kernel, lines(out.count()), out, f.memory(y), out.count(), int32_t(start), int32_t(step));
   launch(f.stream, kernel, lines(out.count()), out, f.memory(y), out.count(), start, step);
 }
 void random(const Frame &f, int64_t lanes) {  // (sizes, seed, offset)
@@ -294,4 +285,4 @@ const uba_kernel table[] = {{"reduce_sum", run<reduce>, kSum | kListed},
 
 KernelTable data_kernels() { return {table, int64_t(sizeof(table) / sizeof(table[0]))}; }
 
-}  // namespace opencl
+}  // namespace kit

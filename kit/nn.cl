@@ -1,4 +1,4 @@
-/* nn.cl: matrix products, convolution, pooling, normalisation and softmax in OpenCL C 1.2.
+/* nn.cl: matrix products, convolution, pooling, normalisation and softmax in the kernel language.
  *
  * Contract: nn.cpp, which says what each argument means, builds each kernel alone: from what stands before the first marker and
  * the section whose marker names it, with these options.
@@ -28,7 +28,7 @@ inline ushort narrow(float v) { /* to the nearest, ties to even */
 #define LD(p, i) as_float((uint)(p)[i] << 16)
 #define ST(v, p, i) ((p)[i] = narrow(v))
 #define LDV(p) CAT(as_float, VW)(CAT(convert_uint, VW)(VLOAD(p)) << 16)
-inline void STV(vec v, __global ushort *p) {
+inline void STV(vec v, GLOBAL ushort *p) {
   float t[VW];
   VSTORE(v, t);
   for (int i = 0; i < VW; i++) p[i] = narrow(t[i]);
@@ -49,8 +49,8 @@ typedef T P;
 #define LDP(p, i) LD(p, i)
 #define STP(v, p, i) ST(v, p, i)
 #endif
-#define ARG(type, p) __global type *p, long p##0
-#define AT(p) (p = (void __global *)((__global char *)p + p##0))
+#define ARG(type, p) GLOBAL type *p, long p##0
+#define AT(p) (p = (void GLOBAL *)((GLOBAL char *)p + p##0))
 #if defined(__has_attribute) && L == 1
 #if __has_attribute(min_vector_width) /* or a compiler that prefers half vectors splits them: twice the time */
 #define WIDE __attribute__((min_vector_width(VW * sizeof(REAL) * 8)))
@@ -59,14 +59,14 @@ typedef T P;
 #ifndef WIDE
 #define WIDE
 #endif
-#define ROW_KERNEL __kernel WIDE __attribute__((reqd_work_group_size(L, 1, 1))) void
+#define ROW_KERNEL KERNEL WIDE ITEMS(L) void
 #define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 #define SWEEP(i, n) for (long i = get_local_id(0) * VW; i < (n); i += L * VW)
 
 /* The sum, or the maximum, of the lanes of all items of the work-group. */
 #define PLUS(a, b) ((a) + (b))
 #define SHARED(name, OP)                                            \
-  inline real name(vec v, __local real *room) {                     \
+  inline real name(vec v, LOCAL real *room) {                     \
     real t[VW];                                                     \
     VSTORE(v, t);                                                   \
     for (int w = VW / 2; w; w /= 2)                                 \
@@ -74,25 +74,25 @@ typedef T P;
     if (L == 1) return t[0];                                        \
     const int l = get_local_id(0);                                  \
     room[l] = t[0];                                                 \
-    barrier(CLK_LOCAL_MEM_FENCE);                                   \
+    BARRIER();                                   \
     for (int w = L / 2; w; w /= 2) {                                \
       if (l < w) room[l] = OP(room[l], room[l + w]);                \
-      barrier(CLK_LOCAL_MEM_FENCE);                                 \
+      BARRIER();                                 \
     }                                                               \
     const real all = room[0];                                       \
-    barrier(CLK_LOCAL_MEM_FENCE);                                   \
+    BARRIER();                                   \
     return all;                                                     \
   }
 SHARED(SUM, PLUS)
 SHARED(MAX, fmax)
 /* A vector at p, of which n elements exist; the others are `fill`. And the way back. */
-inline vec take(const __global T *p, long n, real fill) {
+inline vec take(const GLOBAL T *p, long n, real fill) {
   if (n >= VW) return LDV(p);
   real t[VW];
   for (int i = 0; i < VW; i++) t[i] = i < n ? LD(p, i) : fill;
   return VLOAD(t);
 }
-inline void give(vec v, __global T *p, long n) {
+inline void give(vec v, GLOBAL T *p, long n) {
   if (n >= VW) {
     STV(v, p);
   } else {
@@ -110,7 +110,7 @@ typedef struct {
   long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
   int M, N, K, last, mtiles, tiles, by_rows, table_m, table_k, table_n;
 } Product;
-__kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(const T, c), ARG(T, y),
+KERNEL WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(const T, c), ARG(T, y),
                            ARG(const int, table), real alpha, real beta) {
   const int tile = get_global_id(0), z = get_global_id(1), ntiles = g.tiles / g.mtiles;
   if (tile >= g.tiles) return;
@@ -118,7 +118,7 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
   const int n0 = min(panel * NV * VW, g.last);
   AT(a), AT(b), AT(c), AT(y), AT(table);
   b += z * g.bz + panel * g.bp + (n0 - panel * NV * VW);
-  const __global real *row[MR];
+  const GLOBAL real *row[MR];
   vec sum[MR][NV];
   EACH(i, MR) {
     const int m = min(m0 + i, g.M - 1);
@@ -131,9 +131,9 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
   }
   for (int k = 0; k < g.K; k++) {
 #ifdef TK
-    const __global real *from = b + table[g.table_k + k];
+    const GLOBAL real *from = b + table[g.table_k + k];
 #else
-    const __global real *from = b + k * g.bk;
+    const GLOBAL real *from = b + k * g.bk;
 #endif
     vec v[NV];
     EACH(j, NV) v[j] = VLOAD(from + j * VW);
@@ -146,7 +146,7 @@ __kernel WIDE void product(Product g, ARG(const real, a), ARG(const real, b), AR
   for (int j = 0; j < NV; j++) {
     const int n = n0 + j * VW, whole = n + VW <= g.N;
 #ifdef TN
-    const __global int *to = table + g.table_n + n;
+    const GLOBAL int *to = table + g.table_n + n;
     const int run = whole && to[0] >= 0 && to[VW - 1] - to[0] == VW - 1;
 #define TO(l) to[l]
 #else
@@ -183,7 +183,7 @@ typedef struct {
 #else
 #define PACKED real
 #endif
-__kernel void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table)) {
+KERNEL void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table)) {
   const int i = get_global_id(0), r = get_global_id(1), panel = get_global_id(2) % g.panels, z = get_global_id(2) / g.panels;
   const int n = panel * g.width + i;
   if (i >= g.width || r >= g.rows) return;
@@ -211,7 +211,7 @@ typedef struct {
   int M, K;
 } Dots;
 ROW_KERNEL dots(Dots g, ARG(const T, a), ARG(const T, b), ARG(const T, c), ARG(T, y), real alpha, real beta) {
-  __local real room[L];
+  LOCAL real room[L];
   const int n = get_group_id(0), m0 = get_group_id(1) * 4, z = get_group_id(2);
   AT(a), AT(b), AT(c), AT(y);
   b += z * g.bz + n * g.bn, a += z * g.az;
@@ -240,7 +240,7 @@ ROW_KERNEL dots(Dots g, ARG(const T, a), ARG(const T, b), ARG(const T, c), ARG(T
 ROW_KERNEL norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P, mean), ARG(P, var), ARG(T, y),
                 ARG(real, save_mean), ARG(real, save_invstd), int images, int channels, long size, int training, real momentum,
                 real eps) {
-  __local real room[L];
+  LOCAL real room[L];
   const int c = get_group_id(0);
   const long step = channels * size, count = images * size;
   AT(x), AT(weight), AT(bias), AT(mean), AT(var), AT(y), AT(save_mean), AT(save_invstd);
@@ -289,7 +289,7 @@ ROW_KERNEL norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P
 #endif
 ROW_KERNEL norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const real, mean), ARG(const real, stat),
                      ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training, real eps) {
-  __local real room[L];
+  LOCAL real room[L];
   const int c = get_group_id(0);
   const long step = channels * size, count = images * size;
   AT(g), AT(x), AT(weight), AT(mean), AT(stat), AT(y), AT(dweight), AT(dbias);
@@ -329,7 +329,7 @@ ROW_KERNEL norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG
 
 //: norm_grad_weight
 /* The gradients of a layer norm's parameters: an item has VW columns. */
-__kernel WIDE void norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const real, mean), ARG(const real, rstd),
+KERNEL WIDE void norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const real, mean), ARG(const real, rstd),
                                     ARG(T, dweight), ARG(T, dbias), long rows, int size) {
   const long i = get_global_id(0) * VW, n = size - i;
   if (n <= 0) return;
@@ -350,7 +350,7 @@ __kernel WIDE void norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const 
 //: softmax
 /* Of rows; LOG: its logarithm. */
 ROW_KERNEL softmax(ARG(const T, x), ARG(T, y), int size) {
-  __local real room[L];
+  LOCAL real room[L];
   const long r = get_group_id(0);
   AT(x), AT(y);
   x += r * size, y += r * size;
@@ -369,7 +369,7 @@ ROW_KERNEL softmax(ARG(const T, x), ARG(T, y), int size) {
 //: softmax_grad
 /* From the result y. */
 ROW_KERNEL softmax_grad(ARG(const T, g), ARG(const T, y), ARG(T, dx), int size) {
-  __local real room[L];
+  LOCAL real room[L];
   const long r = get_group_id(0);
   AT(g), AT(y), AT(dx);
   g += r * size, y += r * size, dx += r * size;
@@ -402,7 +402,7 @@ inline real share(const Window *g, int oh, int ow, int *h0, int *h1, int *w0, in
   return (real)1 / (g->divisor ? g->divisor : g->count_padding ? h * w : (*h1 - *h0) * (*w1 - *w0));
 }
 /* The maximum, with indices, or the average. */
-__kernel void pool(Window g, ARG(const T, x), ARG(T, y), ARG(long, indices)) {
+KERNEL void pool(Window g, ARG(const T, x), ARG(T, y), ARG(long, indices)) {
   const int ow = get_global_id(0), oh = get_global_id(1);
   const long plane = get_global_id(2), at = (plane * g.OH + oh) * g.OW + ow;
   if (ow >= g.OW || oh >= g.OH) return;
@@ -432,7 +432,7 @@ inline void covers(int adaptive, int i, int in, int out, int k, int s, int p, in
   *from = adaptive ? (int)((long)i * out / in) : first > 0 ? (first + s - 1) / s : 0;
   *to = adaptive ? (int)(((long)(i + 1) * out + in - 1) / in) - 1 : min((i + p) / s, out - 1);
 }
-__kernel void pool_grad(Window g, ARG(const T, dy), ARG(const long, indices), ARG(T, dx)) {
+KERNEL void pool_grad(Window g, ARG(const T, dy), ARG(const long, indices), ARG(T, dx)) {
   const int w = get_global_id(0), h = get_global_id(1);
   const long plane = get_global_id(2);
   if (w >= g.W || h >= g.H) return;

@@ -11,9 +11,9 @@
 #include <map>
 #include <numeric>
 
-#include "opencl.h"
+#include "parts.h"
 
-namespace opencl {
+namespace kit {
 namespace {
 
 const char kSource[] =
@@ -51,9 +51,9 @@ void need_contiguous(std::initializer_list<const uba_tensor *> tensors) {
   for (const uba_tensor *t : tensors)
     if (!contiguous(t)) refuse("its result must be contiguous");
 }
-// Vectors: what the units of a CPU take; 4 elsewhere. Items of a work-group that share a row: nn.cl.
+// Elements of a vector. Items of a work-group that share a row: nn.cl.
 int64_t lanes(const Device &device, int32_t dtype) {
-  return device.cpu ? std::max<int64_t>(4, device.width) / (dtype == UBA_DTYPE_FLOAT64 ? 2 : 1) : 4;
+  return device.cpu && dtype == UBA_DTYPE_FLOAT64 ? std::max<int64_t>(device.lanes / 2, 1) : device.lanes;
 }
 size_t sharers(const Device &device) { return device.cpu ? 1 : 64; }
 std::string section(const std::string &name) {  // of the source: see nn.cl
@@ -67,6 +67,16 @@ std::string section(const std::string &name) {  // of the source: see nn.cl
   }
   return text;
 }
+std::string defined(const std::string &flags) {  // "-DX=1 -DY", as text
+  std::string text;
+  for (size_t at = 0, end; at < flags.size(); at = end + 1) {
+    end = std::min(flags.find(' ', at), flags.size());
+    const std::string flag = flags.substr(at, end - at);
+    const size_t is = flag.find('=');
+    text += "#define " + flag.substr(2, is - 2) + (is < flag.size() ? ' ' + flag.substr(is + 1) : " 1") + '\n';
+  }
+  return text;
+}
 Kernel &kernel(const Call &f, const char *name, int32_t dtype, std::string more = "") {
   storage_type(f.device, dtype);  // refuses what the device lacks
   if (dtype < UBA_DTYPE_FLOAT16 || dtype > UBA_DTYPE_FLOAT64) refuse("floating point only");
@@ -74,7 +84,7 @@ Kernel &kernel(const Call &f, const char *name, int32_t dtype, std::string more 
   if (dtype == UBA_DTYPE_BFLOAT16) more += " -DBF16";
   more = (dtype == UBA_DTYPE_FLOAT64 ? "-DREAL=double -DVW=" : "-DREAL=float -DVW=") +
          std::to_string(lanes(f.device, dtype)) + " -DL=" + std::to_string(sharers(f.device)) + more;
-  return kernel_for(f.device, name + (' ' + more), [&] { return Recipe{section(name), name, more}; });
+  return kernel_for(f.device, name + (' ' + more), [&] { return Recipe{defined(more) + section(name), name}; });
 }
 // What a kernel needs to know of parameters and statistics beside tensors of `dtype`.
 std::string parameters(int32_t dtype, std::initializer_list<const uba_tensor *> given, std::initializer_list<const uba_tensor *> stats) {
@@ -92,13 +102,13 @@ std::string parameters(int32_t dtype, std::initializer_list<const uba_tensor *> 
 }
 template <class F>
 void in_precision(int32_t dtype, F &&body) {  // numbers go to a kernel in the type that it computes in
-  dtype == UBA_DTYPE_FLOAT64 ? body(cl_double()) : body(cl_float());
+  dtype == UBA_DTYPE_FLOAT64 ? body(double()) : body(float());
 }
 
 // Scratch memory of a call, shared out.
 struct Room {
   Buffer memory;
-  explicit Room(const Call &f, int64_t bytes) : memory(scratch(f.stream, uint64_t(bytes + 256))) {}
+  explicit Room(const Call &f, int64_t bytes) : memory(f.stream.scratch(uint64_t(bytes + 256))) {}
   static int64_t round(int64_t bytes) { return (bytes + 255) / 256 * 256; }
   Buffer take(int64_t bytes) {
     const Buffer taken = memory;
@@ -106,29 +116,21 @@ struct Room {
   }
 };
 
-// Lists of places, by what they follow from: made on the host once, kept on the device.
-struct Tables {
-  std::mutex lock;
-  std::map<std::string, cl_mem> known;
-  ~Tables() { clear(); }
-  void clear() {
-    for (auto &[key, memory] : known) cl::ReleaseMemObject(memory);
-    known.clear();
-  }
-};
-Buffer table(const Call &f, const std::string &key, const std::function<std::vector<cl_int>()> &make) {
-  std::lock_guard<std::mutex> lock(f.device.tables_lock);
-  if (!f.device.tables) f.device.tables = std::make_shared<Tables>();
-  Tables &tables = *static_cast<Tables *>(f.device.tables.get());
+Buffer table(const Call &f, const std::string &key, const std::function<std::vector<int32_t>()> &make) {
+  Tables &tables = f.device.parts->tables;
+  std::lock_guard<std::mutex> lock(tables.lock);
   auto found = tables.known.find(key);
-  if (found != tables.known.end()) return {found->second, 0};
-  if (tables.known.size() >= 512) tables.clear();  // OpenCL keeps those that are in use
-  std::vector<cl_int> places = make();
-  cl_int code;
-  cl_mem memory = cl::CreateBuffer(f.device.context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR,
-                                   std::max<size_t>(places.size(), 1) * sizeof(cl_int), places.data(), &code);
-  check(code, "clCreateBuffer");
-  return {tables.known[key] = memory, 0};
+  if (found != tables.known.end()) return {found->second.get(), 0};
+  if (tables.known.size() >= 256) tables.before = std::move(tables.known), tables.known.clear();
+  std::shared_ptr<void> &memory = tables.known[key];
+  if (auto old = tables.before.find(key); old != tables.before.end()) {
+    memory = old->second;
+  } else {
+    std::vector<int32_t> places = make();
+    places.resize(std::max<size_t>(places.size(), 1));
+    memory = f.device.constant(places.data(), places.size() * sizeof(int32_t));
+  }
+  return {memory.get(), 0};
 }
 template <class... Plain>
 std::string key_of(char kind, const Plain &...parts) {
@@ -140,16 +142,16 @@ std::string key_of(char kind, const Plain &...parts) {
 // ------------------------------------------------------------------------------------------------ products
 
 struct Product {  // as in nn.cl
-  cl_long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
-  cl_int M, N, K, last, mtiles, tiles, by_rows, table_m, table_k, table_n;
+  int64_t am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
+  int32_t M, N, K, last, mtiles, tiles, by_rows, table_m, table_k, table_n;
 };
 struct Pack {
-  cl_long xr, xc, xz, yr, yp, yz;
-  cl_int rows, columns, width, panels;
+  int64_t xr, xc, xz, yr, yp, yz;
+  int32_t rows, columns, width, panels;
 };
 struct Dots {
-  cl_long am, az, bn, bz, ym, yn, yz, cm, cn, cz;
-  cl_int M, K;
+  int64_t am, az, bn, bz, ym, yn, yz, cm, cn, cz;
+  int32_t M, K;
 };
 struct Tile {
   int64_t rows, vectors, width;  // width: of its vectors together
@@ -159,8 +161,8 @@ struct Tile {
 Tile tile_for(const Device &device, int32_t dtype, int64_t M, int64_t N) {
   const int64_t lane = lanes(device, dtype);
   static const Tile wide[] = {{8, 3, 0}, {6, 4, 0}, {12, 2, 0}}, narrow[] = {{4, 3, 0}, {6, 2, 0}}, gpu[] = {{8, 1, 0}};
-  const Tile *all = !device.cpu ? gpu : device.width >= 16 ? wide : narrow;
-  const int count = !device.cpu ? 1 : device.width >= 16 ? 3 : 2;
+  const Tile *all = !device.cpu ? gpu : device.lanes >= 16 ? wide : narrow;
+  const int count = !device.cpu ? 1 : device.lanes >= 16 ? 3 : 2;
   Tile best{};
   int64_t least = 0;
   for (int i = 0; i < count; i++) {
@@ -172,7 +174,7 @@ Tile tile_for(const Device &device, int32_t dtype, int64_t M, int64_t N) {
 }
 void product(const Call &f, int32_t dtype, Product g, const Tile &tile, int64_t batch, Buffer a, Buffer b, Buffer c, Buffer y,
              Buffer table, const char *flags, double alpha, double beta) {
-  g.mtiles = cl_int(ceil_div(g.M, tile.rows)), g.tiles = cl_int(g.mtiles * ceil_div(g.N, tile.width)), g.by_rows = f.device.cpu;
+  g.mtiles = int32_t(ceil_div(g.M, tile.rows)), g.tiles = int32_t(g.mtiles * ceil_div(g.N, tile.width)), g.by_rows = f.device.cpu;
   Kernel &k = kernel(f, "product", dtype,
                      " -DMR=" + std::to_string(tile.rows) + " -DNV=" + std::to_string(tile.vectors) + flags);
   const Range range{{size_t(g.tiles), size_t(batch), 1}, {sharers(f.device), 1, 1}};
@@ -200,14 +202,14 @@ std::vector<Buffer> dense(const Call &f, std::initializer_list<const uba_tensor 
     key.append(reinterpret_cast<const char *>(t->sizes + 1), size_t(t->rank - 1) * 8);
     key.append(reinterpret_cast<const char *>(t->strides + 1), size_t(t->rank - 1) * 8);
     const Buffer places = table(f, key, [&] {
-      std::vector<cl_int> to(static_cast<size_t>(n));
+      std::vector<int32_t> to(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; i++)
         for (int64_t d = t->rank, left = i; d-- > 1; left /= t->sizes[d])
-          to[size_t(i)] += cl_int(left % t->sizes[d] * t->strides[d]);
+          to[size_t(i)] += int32_t(left % t->sizes[d] * t->strides[d]);
       return to;
     });
     const Buffer y = (room ? *room : own).take(elements(*t) * item_size(t->dtype));
-    pack(f, t->dtype, {t->strides[0], 0, 0, n, 0, 0, cl_int(rows), cl_int(n), cl_int(n), 1}, 1, all.back(), y, places,
+    pack(f, t->dtype, {t->strides[0], 0, 0, n, 0, 0, int32_t(rows), int32_t(n), int32_t(n), 1}, 1, all.back(), y, places,
          " -DTC -DKEEP");
     all.back() = y;
   }
@@ -263,7 +265,7 @@ void matmul(const Call &f) {
     if (s->size[0] == 1) s->step[0] = 0;
   if (M <= 8 && (b.step[1] == 1 || K == 1) && (a.step[2] == 1 || K == 1)) {
     const Dots g{a.step[1], a.step[0], b.step[2], b.step[0], y.step[1], y.step[2], y.step[0],
-                 c.step[1], c.step[2], c.step[0], cl_int(M), cl_int(K)};
+                 c.step[1], c.step[2], c.step[0], int32_t(M), int32_t(K)};
     const size_t items = sharers(f.device);
     return in_precision(out->dtype, [&](auto number) {
       using R = decltype(number);
@@ -277,17 +279,17 @@ void matmul(const Call &f) {
   const bool pack_b = item != real || b.step[2] != 1 || N < tile.width || M > 16;
   const int64_t za = a.step[0] ? Z : 1, zb = b.step[0] ? Z : 1, bytes_a = za * M * K * real;
   Product g{a.step[1], a.step[2], a.step[0], b.step[1], tile.width, b.step[0], y.step[1], y.step[2], y.step[0],
-            c.step[1], c.step[2], c.step[0], cl_int(M), cl_int(N), cl_int(K), cl_int(N - tile.width), 0, 0, 0, 0, 0, 0};
+            c.step[1], c.step[2], c.step[0], int32_t(M), int32_t(N), int32_t(K), int32_t(N - tile.width), 0, 0, 0, 0, 0, 0};
   if (pack_a || pack_b) {
     Room room(f, (pack_a ? Room::round(bytes_a) : 0) + (pack_b ? zb * panels * tile.width * K * real : 0));
     if (pack_a) {
       const Buffer packed = room.take(bytes_a);
-      pack(f, out->dtype, {a.step[1], a.step[2], a.step[0], K, 0, M * K, cl_int(M), cl_int(K), cl_int(K), 1}, za, at, packed, {}, "");
+      pack(f, out->dtype, {a.step[1], a.step[2], a.step[0], K, 0, M * K, int32_t(M), int32_t(K), int32_t(K), 1}, za, at, packed, {}, "");
       at = packed, g.am = K, g.ak = 1, g.az = a.step[0] ? M * K : 0;
     }
     if (pack_b) {
-      g.bk = tile.width, g.bp = K * tile.width, g.bz = b.step[0] ? panels * g.bp : 0, g.last = cl_int(panels * tile.width);
-      pack(f, out->dtype, {b.step[1], b.step[2], b.step[0], g.bk, g.bp, g.bz, cl_int(K), cl_int(N), cl_int(tile.width), cl_int(panels)},
+      g.bk = tile.width, g.bp = K * tile.width, g.bz = b.step[0] ? panels * g.bp : 0, g.last = int32_t(panels * tile.width);
+      pack(f, out->dtype, {b.step[1], b.step[2], b.step[0], g.bk, g.bp, g.bz, int32_t(K), int32_t(N), int32_t(tile.width), int32_t(panels)},
            zb, bt, room.memory, {}, "");
       bt = room.memory;
     }
@@ -367,48 +369,48 @@ bool direct(const Window &w, const uba_tensor &x, int64_t width) {
   return one && volume(w.I) >= (w.images == 1 ? 1 : 4) * width;
 }
 // The places of the cells, of the rows of both factors, of the columns of the result: one after the other.
-std::vector<cl_int> slide_tables(const Window &w, const Layout &l) {
-  std::vector<cl_int> t;
+std::vector<int32_t> slide_tables(const Window &w, const Layout &l) {
+  std::vector<int32_t> t;
   for (int64_t phase = 0; phase < volume(l.phases); phase++)
     for (int64_t image = 0; image < w.images; image++)
       for (int64_t r = 0; r < volume(l.grid); r++) {
         const Dims ph = split(phase, l.phases), at = split(r, l.grid);
         const Dims i = each([&](size_t d) { return at[d] * w.s[d] + ph[d] - w.p[d]; });
-        t.push_back(inside(i, w.I) ? cl_int(place(w.at_big, image, i)) : -1);
+        t.push_back(inside(i, w.I) ? int32_t(place(w.at_big, image, i)) : -1);
       }
   for (int64_t c = 0; c < w.big; c++)
     for (int64_t tap = 0; tap < w.taps; tap++) {
       const Dims q = split(tap, w.k), phase = each([&](size_t d) { return q[d] * w.d[d] % w.s[d]; });
       const Dims shift = each([&](size_t d) { return q[d] * w.d[d] / w.s[d]; });
-      t.push_back(cl_int(c * l.row + linear(phase, l.phases) * w.images * volume(l.grid) + linear(shift, l.grid)));
+      t.push_back(int32_t(c * l.row + linear(phase, l.phases) * w.images * volume(l.grid) + linear(shift, l.grid)));
     }
   for (int64_t n = 0; n < l.N; n++) {
     const Dims o = split(n % volume(l.grid), l.grid);
-    t.push_back(inside(o, w.O) ? cl_int(place(w.at_small, n / volume(l.grid), o)) : -1);
+    t.push_back(inside(o, w.O) ? int32_t(place(w.at_small, n / volume(l.grid), o)) : -1);
   }
   return t;
 }
 // The same from the small side to the big one, for the elements of the big one with one remainder; `taps` that reach them.
-std::vector<cl_int> spread_tables(const Window &w, const Layout &l, const Dims &phase) {
+std::vector<int32_t> spread_tables(const Window &w, const Layout &l, const Dims &phase) {
   const Dims reach = each([&](size_t d) { return (w.k[d] - 1) * w.d[d] / w.s[d]; });
-  std::vector<cl_int> t, from, factor;
+  std::vector<int32_t> t, from, factor;
   for (int64_t image = 0; image < w.images; image++)
     for (int64_t r = 0; r < volume(l.grid); r++) {
       const Dims at = split(r, l.grid), o = each([&](size_t d) { return at[d] - reach[d]; });
-      t.push_back(inside(o, w.O) ? cl_int(place(w.at_small, image, o)) : -1);
+      t.push_back(inside(o, w.O) ? int32_t(place(w.at_small, image, o)) : -1);
     }
   for (int64_t c = 0; c < w.small; c++)
     for (int64_t tap = 0; tap < w.taps; tap++) {
       const Dims q = split(tap, w.k);
       if (each([&](size_t d) { return q[d] * w.d[d] % w.s[d]; }) != phase) continue;
       const Dims shift = each([&](size_t d) { return reach[d] - q[d] * w.d[d] / w.s[d]; });
-      from.push_back(cl_int(c * l.row + linear(shift, l.grid))), factor.push_back(cl_int(c * w.big * w.taps + tap));
+      from.push_back(int32_t(c * l.row + linear(shift, l.grid))), factor.push_back(int32_t(c * w.big * w.taps + tap));
     }
   t.insert(t.end(), from.begin(), from.end()), t.insert(t.end(), factor.begin(), factor.end());
   for (int64_t n = 0; n < l.N; n++) {
     const Dims r = split(n % volume(l.grid), l.grid);
     const Dims i = each([&](size_t d) { return r[d] * w.s[d] + phase[d] - w.p[d]; });
-    t.push_back(inside(i, w.I) ? cl_int(place(w.at_big, n / volume(l.grid), i)) : -1);
+    t.push_back(inside(i, w.I) ? int32_t(place(w.at_big, n / volume(l.grid), i)) : -1);
   }
   return t;
 }
@@ -444,18 +446,18 @@ void convolve(const Call &f, Window w, bool spread, const uba_tensor &x, const u
     const Buffer places = table(f, key_of(spread ? 's' : 'w', w, l.row, phase),
                                 [&] { return spread ? spread_tables(w, l, phase) : slide_tables(w, l); });
     if (!in_place && i == 0)
-      pack(f, dtype, {at_x.channel, 0, 0, l.row, 0, 0, cl_int(from * w.groups), cl_int(l.cells), cl_int(l.cells), 1}, 1, f.at(&x), b,
+      pack(f, dtype, {at_x.channel, 0, 0, l.row, 0, 0, int32_t(from * w.groups), int32_t(l.cells), int32_t(l.cells), 1}, 1, f.at(&x), b,
            places, " -DTC");
     if (spread || item_size(dtype) < real) {  // rows of the weights for the product
-      const Pack rows_of{spread ? w.taps : K, 1, w.small * w.big * w.taps, K, 0, to * K, cl_int(to), cl_int(K), cl_int(K), 1};
-      pack(f, dtype, rows_of, w.groups, given, a = rows, {places.memory, (l.cells + K) * sizeof(cl_int)}, spread ? " -DTC" : "");
+      const Pack rows_of{spread ? w.taps : K, 1, w.small * w.big * w.taps, K, 0, to * K, int32_t(to), int32_t(K), int32_t(K), 1};
+      pack(f, dtype, rows_of, w.groups, given, a = rows, {places.memory, (l.cells + K) * sizeof(int32_t)}, spread ? " -DTC" : "");
     }
     Product g{};
     g.am = K, g.ak = 1, g.az = w.groups > 1 ? to * K : 0, g.bp = tile.width;
     g.bz = w.groups > 1 ? from * l.row : at_x.image, g.ym = at_y.channel;
     g.yz = w.groups > 1 ? to * at_y.channel : at_y.image, g.cm = 1, g.cz = w.groups > 1 ? to : 0;
-    g.M = cl_int(to), g.N = cl_int(l.N), g.K = cl_int(K), g.last = in_place ? cl_int(l.N - tile.width) : INT32_MAX;
-    g.table_k = cl_int(l.cells), g.table_n = cl_int(l.cells + (spread ? 2 : 1) * K);
+    g.M = int32_t(to), g.N = int32_t(l.N), g.K = int32_t(K), g.last = in_place ? int32_t(l.N - tile.width) : INT32_MAX;
+    g.table_k = int32_t(l.cells), g.table_n = int32_t(l.cells + (spread ? 2 : 1) * K);
     product(f, dtype, g, tile, batch, a, b, f.at(bias), f.at(&y), places, " -DTK -DTN", 1, 1);
   }
 }
@@ -473,27 +475,27 @@ void weigh(const Call &f, const Window &w, const uba_tensor &big, const uba_tens
   Room room(f, Room::round(bytes) + Room::round(w.groups * panels * tile.width * K * real) + w.groups * w.small * K * real);
   Buffer x = room.take(bytes), b = room.take(w.groups * panels * tile.width * K * real), a = wide ? room.memory : x;
   const Buffer places = table(f, key_of('w', w, l.row, Dims{}), [&] { return slide_tables(w, l); });
-  const Buffer to_n{places.memory, uint64_t(l.cells) * sizeof(cl_int)}, to_k{places.memory, uint64_t(l.cells + n) * sizeof(cl_int)};
-  pack(f, dtype, {w.at_big.channel, 0, 0, l.row, 0, 0, cl_int(w.big * w.groups), cl_int(l.cells), cl_int(l.cells), 1}, 1, f.at(&big), x,
+  const Buffer to_n{places.memory, uint64_t(l.cells) * sizeof(int32_t)}, to_k{places.memory, uint64_t(l.cells + n) * sizeof(int32_t)};
+  pack(f, dtype, {w.at_big.channel, 0, 0, l.row, 0, 0, int32_t(w.big * w.groups), int32_t(l.cells), int32_t(l.cells), 1}, 1, f.at(&big), x,
        places, " -DTC");
   Product g{};
   g.ak = 1, g.bk = tile.width, g.bp = tile.width * K, g.bz = panels * g.bp, g.yz = w.small * n;
   g.am = wide ? K : 0, g.az = wide ? w.small * K : w.big * l.row, g.ym = wide ? n : 1, g.yn = wide ? 1 : n;
   g.cm = g.ym, g.cn = g.yn, g.cz = g.yz;
-  g.M = cl_int(M), g.N = cl_int(N), g.last = INT32_MAX, g.table_m = cl_int(l.cells);
-  const cl_int width = cl_int(tile.width), count = cl_int(panels);
+  g.M = int32_t(M), g.N = int32_t(N), g.last = INT32_MAX, g.table_m = int32_t(l.cells);
+  const int32_t width = int32_t(tile.width), count = int32_t(panels);
   if (wide) {
-    pack(f, dtype, {w.at_small.channel, 0, w.small * w.at_small.channel, K, 0, g.az, cl_int(w.small), cl_int(K), cl_int(K), 1}, w.groups,
+    pack(f, dtype, {w.at_small.channel, 0, w.small * w.at_small.channel, K, 0, g.az, int32_t(w.small), int32_t(K), int32_t(K), 1}, w.groups,
          f.at(&small), a, to_k, " -DTC");
-    pack(f, real == 8 ? dtype : UBA_DTYPE_FLOAT32, {1, 0, w.big * l.row, g.bk, g.bp, g.bz, cl_int(K), g.N, width, count}, w.groups, x, b,
+    pack(f, real == 8 ? dtype : UBA_DTYPE_FLOAT32, {1, 0, w.big * l.row, g.bk, g.bp, g.bz, int32_t(K), g.N, width, count}, w.groups, x, b,
          to_n, " -DTC");
   } else {
-    pack(f, dtype, {0, w.at_small.channel, w.small * w.at_small.channel, g.bk, g.bp, g.bz, cl_int(K), g.N, width, count}, w.groups,
+    pack(f, dtype, {0, w.at_small.channel, w.small * w.at_small.channel, g.bk, g.bp, g.bz, int32_t(K), g.N, width, count}, w.groups,
          f.at(&small), b, to_k, " -DTR");
   }
   const int64_t step = item_size(dtype) < 4 ? K : 2048;  // what a cache holds, and less is lost to rounding
   for (int64_t k = 0; k < K; k += step, a.offset += uint64_t(step * real), b.offset += uint64_t(step * g.bk * real)) {
-    g.K = cl_int(std::min(step, K - k));
+    g.K = int32_t(std::min(step, K - k));
     product(f, dtype, g, tile, w.groups, a, b, k ? f.at(&y) : Buffer{}, f.at(&y), places, wide ? "" : " -DTM", 1, 1);
   }
 }
@@ -502,8 +504,8 @@ void sum_channels(const Call &f, const uba_tensor &g, const uba_tensor &y) {
   const Buffer from = dense(f, {&g})[0], no{};
   const Shape s = shape(f, g, 0);
   in_precision(g.dtype, [&](auto real) {
-    by_group(f, "norm_grad", g.dtype, "", s.channels, from, no, no, no, no, no, no, f.at(&y), cl_int(s.images), cl_int(s.channels),
-             cl_long(s.size), cl_int(0), real);
+    by_group(f, "norm_grad", g.dtype, "", s.channels, from, no, no, no, no, no, no, f.at(&y), int32_t(s.images), int32_t(s.channels),
+             int64_t(s.size), int32_t(0), real);
   });
 }
 
@@ -528,7 +530,7 @@ void convolution_grad(const Call &f) {
 // ------------------------------------------------------------------------------------------------ pooling
 
 struct Pool {  // as in nn.cl
-  cl_int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw, count_padding, divisor, adaptive;
+  int32_t H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw, count_padding, divisor, adaptive;
 };
 enum { kMax, kAverage, kAdaptive, kGradient = 4 };
 void pool(const Call &f) {
@@ -537,15 +539,15 @@ void pool(const Call &f) {
   const uba_tensor *x = f.in(gradient ? 1 : 0), *g = f.in(0), *y = f.out(0), *in = gradient ? y : x, *out = gradient ? g : y;
   const uba_tensor *indices = mode != kMax ? nullptr : gradient ? f.in(7) : f.out(1);
   const int r = in->rank;
-  Pool p{cl_int(in->sizes[r - 2]), cl_int(in->sizes[r - 1]), cl_int(out->sizes[r - 2]), cl_int(out->sizes[r - 1]),
+  Pool p{int32_t(in->sizes[r - 2]), int32_t(in->sizes[r - 1]), int32_t(out->sizes[r - 2]), int32_t(out->sizes[r - 1]),
          0, 0, 1, 1, 0, 0, 1, 1, 0, 0, mode == kAdaptive};
   if (mode != kAdaptive) {
-    p.kh = cl_int(f.item(first, 0, 1)), p.kw = cl_int(f.item(first, 1, 1));
-    p.sh = cl_int(f.item(first + 1, 0, p.kh)), p.sw = cl_int(f.item(first + 1, 1, p.kw));
-    p.ph = cl_int(f.item(first + 2, 0, 0)), p.pw = cl_int(f.item(first + 2, 1, 0));
+    p.kh = int32_t(f.item(first, 0, 1)), p.kw = int32_t(f.item(first, 1, 1));
+    p.sh = int32_t(f.item(first + 1, 0, p.kh)), p.sw = int32_t(f.item(first + 1, 1, p.kw));
+    p.ph = int32_t(f.item(first + 2, 0, 0)), p.pw = int32_t(f.item(first + 2, 1, 0));
   }
-  if (mode == kMax) p.dh = cl_int(f.item(first + 3, 0, 1)), p.dw = cl_int(f.item(first + 3, 1, 1));
-  if (mode == kAverage) p.count_padding = f.integer(first + 4) != 0, p.divisor = cl_int(f.integer(first + 5));
+  if (mode == kMax) p.dh = int32_t(f.item(first + 3, 0, 1)), p.dw = int32_t(f.item(first + 3, 1, 1));
+  if (mode == kAverage) p.count_padding = f.integer(first + 4) != 0, p.divisor = int32_t(f.integer(first + 5));
   need_contiguous({y, gradient ? nullptr : indices});
   const std::vector<Buffer> from = dense(f, {gradient ? g : x});
   if (gradient && !contiguous(indices)) refuse("its indices must be contiguous");
@@ -571,8 +573,8 @@ void norm(const Call &f) {
   const Buffer from = dense(f, {x})[0], m = training ? f.at(f.out(1)) : Buffer{}, v = training ? f.at(f.out(2)) : Buffer{};
   in_precision(x->dtype, [&](auto real) {
     using R = decltype(real);
-    by_group(f, "norm", x->dtype, more, s.channels, from, f.at(w), f.at(b), f.at(mean), f.at(var), f.at(y), m, v, cl_int(s.images),
-             cl_int(s.channels), cl_long(s.size), cl_int(training), layer ? R(0) : R(f.number(6)), R(f.number(layer ? 4 : 7)));
+    by_group(f, "norm", x->dtype, more, s.channels, from, f.at(w), f.at(b), f.at(mean), f.at(var), f.at(y), m, v, int32_t(s.images),
+             int32_t(s.channels), int64_t(s.size), int32_t(training), layer ? R(0) : R(f.number(6)), R(f.number(layer ? 4 : 7)));
   });
 }
 // Batch norm: (grad, x, weight, running mean and var, saved mean and inverse deviation, training, eps, mask).
@@ -591,13 +593,13 @@ void norm_grad(const Call &f) {
   if (y || !layer)
     in_precision(x->dtype, [&](auto real) {
       by_group(f, "norm_grad", x->dtype, more, s.channels, from[0], from[1], f.at(w), f.at(mean), f.at(stat), f.at(y),
-               layer ? none : f.at(dw), layer ? none : f.at(db), cl_int(s.images), cl_int(s.channels), cl_long(s.size),
-               cl_int(training), layer ? real : decltype(real)(f.number(8)));
+               layer ? none : f.at(dw), layer ? none : f.at(db), int32_t(s.images), int32_t(s.channels), int64_t(s.size),
+               int32_t(training), layer ? real : decltype(real)(f.number(8)));
     });
   if (!layer || (!dw && !db)) return;
   const Range range{{size_t(ceil_div(s.size, lanes(f.device, x->dtype))), 1, 1}, {sharers(f.device), 1, 1}};
   launch(f.stream, kernel(f, "norm_grad_weight", x->dtype), range, from[0], from[1], f.at(mean), f.at(stat), f.at(dw), f.at(db),
-         cl_long(s.channels), cl_int(s.size));
+         int64_t(s.channels), int32_t(s.size));
 }
 // (x, dim, ...), or (grad, y, dim, ...)
 void softmax(const Call &f) {
@@ -609,14 +611,14 @@ void softmax(const Call &f) {
   if (!elements(*y)) return;
   const std::string more = f.tag ? " -DLOG" : "";
   const std::vector<Buffer> from = dense(f, {a, b});
-  if (b) by_group(f, "softmax_grad", y->dtype, more, elements(*y) / size, from[0], from[1], f.at(y), cl_int(size));
-  else by_group(f, "softmax", y->dtype, more, elements(*y) / size, from[0], f.at(y), cl_int(size));
+  if (b) by_group(f, "softmax_grad", y->dtype, more, elements(*y) / size, from[0], from[1], f.at(y), int32_t(size));
+  else by_group(f, "softmax", y->dtype, more, elements(*y) / size, from[0], f.at(y), int32_t(size));
 }
 
 template <void (*body)(const Call &)>
 uba_status run(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
-    body({*static_cast<Device *>(device), stream_of(device, call->stream), call->args, call->arg_count, call->outputs, tag});
+    body({device_of(device), stream_of(device, call->stream), call->args, call->arg_count, call->outputs, tag});
   });
 }
 
@@ -642,4 +644,4 @@ KernelTable nn_kernels() {
   return {kernels, int64_t(sizeof(kernels) / sizeof(kernels[0]))};
 }
 
-}  // namespace opencl
+}  // namespace kit

@@ -1,168 +1,104 @@
-// opencl.h: what the parts of this adapter share: an open device, its memory, and how a kernel is built and launched.
+// parts.h: what the parts of the kit share: how a kernel is found and launched, and dtypes as the kernels see them.
 //
-// Contract: addresses that the host computes with are numbers, `tag | slot << 40 | offset`; a slot holds one cl_mem, so
-// a kernel gets that and an offset, and no sub-buffer is ever needed. What fails throws Failure; `guard` turns it
-// into a status at the C interface, and nothing else may throw across it. Kernels are cached for a device by source,
-// name and options, and their programs on disk. Work of one stream runs in order; calls on one stream are never
-// concurrent.
+// Contract: kernels are found again by a key that holds all that tells one from another; those of a part begin with their
+// own name or letter, so that no two parts meet. A kernel is built once a device, by whoever needs it first.
 #pragma once
-#define CL_TARGET_OPENCL_VERSION 120
-#include <CL/cl.h>
-
-#include <atomic>
-#include <memory>
 #include <mutex>
 #include <shared_mutex>
-#include <string>
 #include <type_traits>
 #include <unordered_map>
-#include <vector>
 
-#include "torchfl/uba.h"
+#include "kit.h"
 
-// The OpenCL functions that are used, as cl::Finish and so on: looked up when the first is needed, so that a machine
-// without the loader is told what it lacks instead of "cannot open shared object file".
-namespace cl {
-#define CL_FUNCTIONS(X)                                                                                            \
-  X(GetPlatformIDs) X(GetPlatformInfo) X(GetDeviceIDs) X(GetDeviceInfo) X(CreateContext) X(ReleaseContext)          \
-  X(CreateCommandQueue) X(ReleaseCommandQueue) X(CreateBuffer) X(ReleaseMemObject) X(CreateProgramWithSource)       \
-  X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramBuildInfo) X(GetProgramInfo) X(ReleaseProgram)             \
-  X(CreateKernel) X(ReleaseKernel) X(SetKernelArg) X(EnqueueNDRangeKernel) X(EnqueueReadBuffer)                     \
-  X(EnqueueWriteBuffer) X(EnqueueCopyBuffer) X(EnqueueFillBuffer) X(EnqueueMigrateMemObjects)                       \
-  X(EnqueueMarkerWithWaitList) X(EnqueueBarrierWithWaitList) X(Finish) X(Flush) X(WaitForEvents) X(GetEventInfo)    \
-  X(GetEventProfilingInfo) X(ReleaseEvent)
-#define CL_DECLARE(name) inline decltype(&::cl##name) name = nullptr;
-CL_FUNCTIONS(CL_DECLARE)
-}  // namespace cl
+namespace kit {
 
-namespace opencl {
-
-struct Failure {
-  uba_status status;
-  int64_t code;  // OpenCL's; 0: none
-  std::string text;
+// Lists of places that kernels read, by what they follow from: made on the host once, kept on the device.
+struct Tables {
+  std::mutex lock;
+  std::unordered_map<std::string, std::shared_ptr<void>> known, before;  // before: those that no call found since
 };
-// "not this call": the host takes the next path. Before anything is enqueued.
-[[noreturn]] inline void refuse(std::string why) { throw Failure{UBA_NOT_SUPPORTED, 0, std::move(why)}; }
-void check(cl_int code, const char *what);  // throws if OpenCL says anything but success
-uba_status tell(const Failure &failure);    // to the host
-template <class F>
-uba_status guard(F &&body) noexcept {
-  try {
-    return body(), UBA_OK;
-  } catch (const Failure &failure) {
-    return tell(failure);
-  } catch (const std::exception &error) {  // std::bad_alloc
-    return tell({UBA_FAILED, 0, error.what()});
-  }
-}
-
-struct Buffer {  // `offset` bytes into `memory`
-  cl_mem memory = nullptr;
-  uint64_t offset = 0;
-};
-
-struct Kernel {
-  cl_kernel handle = nullptr;
-  std::mutex setting;  // a cl_kernel holds its arguments until it is enqueued
-};
-
-struct Device;
-struct Stream {
-  Device *device = nullptr;
-  cl_command_queue queue = nullptr;
-  cl_mem scratch = nullptr;
-  uint64_t scratch_bytes = 0;
-};
-
-struct Device {
-  cl_platform_id platform = nullptr;
-  cl_device_id id = nullptr;
-  cl_context context = nullptr;
-  std::string name, versions, options;  // versions: of driver and platform; options: for every build
-  uint64_t total = 0, largest = 0, parameters = 0;
-  cl_uint units = 0, width = 0;  // width: of its vectors, in floats
-  bool fp64 = false, cpu = false;
-  std::atomic<uint64_t> used{0};
-  Stream queue;  // the default one
-  static constexpr size_t slot_count = 1 << 16;
-  std::unique_ptr<cl_mem[]> slots;
-  std::unique_ptr<uint64_t[]> slot_bytes;
-  std::vector<uint32_t> free_slots;
-  std::mutex slots_lock;
+struct Device::Parts {
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels;
   std::shared_mutex kernels_lock;
-  std::shared_ptr<void> tables;  // nn.cpp's
-  std::mutex tables_lock;
+  Tables tables;
 };
 
+inline Device &device_of(void *device) { return *static_cast<Device *>(device); }
 inline Stream &stream_of(void *device, void *stream) {
-  return stream ? *static_cast<Stream *>(stream) : static_cast<Device *>(device)->queue;
+  return stream ? *static_cast<Stream *>(stream) : *device_of(device).stream;
 }
-Buffer buffer_at(Device &device, const void *address);  // the caller's pointer arithmetic is in `offset`
 inline Buffer buffer_of(Device &device, const uba_tensor &t) {
-  return buffer_at(device, static_cast<const char *>(t.data) + t.byte_offset);
+  return device.at(static_cast<const char *>(t.data) + t.byte_offset);
 }
-// Memory for one call, until the next call of `scratch` on this stream: take it once and share it out.
-Buffer scratch(Stream &stream, uint64_t bytes);
 
-// The kernel `name` of `source`, built with `options`: built once a device, found again by `key` alone (all that
-// tells it from others, `name` and `options` too).
-template <class Make>  // Make() -> {source, name, options}
+// The kernel of a recipe, found again by `key` alone.
+template <class Make>  // Make() -> Recipe
 Kernel &kernel_for(Device &device, const std::string &key, Make &&make);
-struct Recipe {
-  std::string source, name, options;
-};
-Kernel &build(Device &device, const std::string &key, const Recipe &recipe);  // throws with the build log
+Kernel &build(Device &device, const std::string &key, Recipe recipe);
 template <class Make>
 Kernel &kernel_for(Device &device, const std::string &key, Make &&make) {
   {
-    std::shared_lock<std::shared_mutex> lock(device.kernels_lock);
-    auto known = device.kernels.find(key);
-    if (known != device.kernels.end()) return *known->second;
+    std::shared_lock<std::shared_mutex> lock(device.parts->kernels_lock);
+    auto known = device.parts->kernels.find(key);
+    if (known != device.parts->kernels.end()) return *known->second;
   }
   return build(device, key, make());
 }
-// The same for a source that is a constant of this library.
-inline Kernel &kernel_of(Device &device, const char *source, const char *name, const std::string &options = "") {
-  return kernel_for(device, name + (' ' + options), [&] { return Recipe{source, name, options}; });
-}
+
+// cache.cpp. Programs of `device` on disk, by their source: what was kept, or "".
+std::string read_kept(const Device &device, const std::string &source);
+void keep(const Device &device, const std::string &source, const std::string &binary);
 
 // Arguments of a launch: a tensor stands for two, its memory and its offset in elements (long); NULL data is a NULL
-// memory. A Buffer is its memory and its offset in bytes. Numbers and plain structs are passed as they are.
+// memory. A Buffer is its memory and its offset in bytes. Memory is that alone. Numbers and plain structs are passed as
+// they are, and must live until the launch.
 int64_t item_size(int32_t dtype);
-struct Setter {
-  Device &device;
-  Kernel &kernel;
-  cl_uint index = 0;
-  void put(const void *value, size_t bytes) {
-    check(cl::SetKernelArg(kernel.handle, index++, bytes, value), "argument");
-  }
+struct Memory {
+  void *handle;
+};
+struct Bits {  // the first `bytes` of a value
+  const void *value;
+  size_t bytes;
+};
+class Arguments {
+ public:
+  explicit Arguments(Device &device) : device_(device) {}
+  void put(const void *value, size_t bytes, bool memory = false) { list_[count_++] = {value, bytes, memory}; }
+  void add(const Memory &m) { put(&(handles_[buffers_++] = m.handle), sizeof(void *), true); }
   void add(const Buffer &b, int64_t item = 1) {
-    const int64_t offset = int64_t(b.offset) / item;
-    put(&b.memory, sizeof(cl_mem)), put(&offset, sizeof(offset));
+    offsets_[buffers_] = int64_t(b.offset) / item;
+    const int64_t *offset = &offsets_[buffers_];
+    const Memory memory{b.memory};
+    add(memory), put(offset, sizeof(*offset));
   }
-  void add(const uba_tensor &t) { add(t.data ? buffer_of(device, t) : Buffer{}, item_size(t.dtype)); }
+  void add(const uba_tensor &t) { add(t.data ? buffer_of(device_, t) : Buffer{}, item_size(t.dtype)); }
+  void add(const Bits &b) { put(b.value, b.bytes); }
   template <class T>
   std::enable_if_t<std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>> add(const T &value) {
     put(&value, sizeof(value));
   }
+  template <class T>
+  void add(const T &&) = delete;  // gone before the launch
+  // `global` is rounded up to multiples of `local`, so kernels must check their bounds. Zero work is no launch.
+  void launch(Stream &stream, Kernel &kernel, Range range) const;
+  static constexpr size_t kMost = 32;  // tensors; as many numbers
+
+ private:
+  Device &device_;
+  size_t count_ = 0, buffers_ = 0;
+  Argument list_[2 * kMost];
+  void *handles_[kMost];
+  int64_t offsets_[kMost];
 };
-// `global` is rounded up to multiples of `local`, so kernels must check their bounds. Zero work is no launch.
-struct Range {
-  size_t global[3] = {1, 1, 1}, local[3] = {64, 1, 1};
-};
-void enqueue(Stream &stream, Kernel &kernel, const Range &range);
 template <class... Args>
 void launch(Stream &stream, Kernel &kernel, const Range &range, const Args &...args) {
-  std::lock_guard<std::mutex> lock(kernel.setting);
-  Setter set{*stream.device, kernel};
-  (set.add(args), ...);
-  enqueue(stream, kernel, range);
+  static_assert(sizeof...(args) <= Arguments::kMost);
+  Arguments all(stream.device);
+  (all.add(args), ...);
+  all.launch(stream, kernel, range);
 }
 
-// The C type in which a dtype is stored ("half", "ushort" for bfloat16, "uchar" for bool); refuses what the device
-// lacks.
+// The C type in which a dtype is stored ("half", "ushort" for bfloat16, "uchar" for bool); refuses what the device lacks.
 const char *storage_type(const Device &device, int32_t dtype);
 
 // Defines prefix_T (as stored), prefix_R (in registers: float for float16, bfloat16, float32), prefix_LD(p, i),
@@ -178,15 +114,10 @@ KernelTable vector_kernels();  // vector.cpp
 KernelTable data_kernels();    // data.cpp
 KernelTable nn_kernels();      // nn.cpp
 // vector.cpp
-uba_status copy_nd(void *device, void *stream, const uba_tensor *dst, const uba_tensor *src);
-uba_status fill_nd(void *device, void *stream, const uba_tensor *dst, const uba_value *value);
 uba_status elementwise(void *device, const uba_call *call, int64_t tag);  // tag: kCopy, kFill or another form
 enum { kCopy = 1, kFill = 2 };
 int64_t bits_of(const uba_value &number, int32_t dtype);  // as a kernel takes it, in the first bytes
-int32_t mover_dtype(int32_t dtype);  // the integer as which elements are moved as they are
-bool is_float(int32_t dtype);  // float in registers
-uba_status program_compile(void *device, const uba_program *program, void **compiled);
-uba_status program_run(void *device, void *compiled, const uba_run *run);
-uba_status program_release(void *device, void *compiled);
+int32_t mover_dtype(int32_t dtype);                       // the integer as which elements are moved as they are
+bool is_float(int32_t dtype);                             // float in registers
 
-}  // namespace opencl
+}  // namespace kit

@@ -2,9 +2,8 @@
 //
 // In registers float16 and bfloat16 are float, and bool is a mask: for V = 1 an int of 0 or 1, else 0 or -1 in each
 // element.
-#pragma OPENCL FP_CONTRACT OFF
-#ifdef cl_khr_fp64
-#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+EXACT
+#ifdef FP64
 typedef double wide;  // for functions that need more than float to be right to its last places
 #else
 typedef float wide;
@@ -50,14 +49,14 @@ typedef CAT(uchar, V) ucharv;
 #define VSTORE CAT(vstore, V)
 // `left` elements are there from `i` on; the last work-item may have fewer than V.
 #define LOADER(dtype, type, rtype, one, whole)                                     \
-  rtype LDV_##dtype(__global const type *p, long i, long left) {                   \
+  rtype LDV_##dtype(GLOBAL const type *p, long i, long left) {                   \
     if (left >= V) return whole;                                                   \
     CAT(rtype, _e) part[V];                                                        \
     for (int k = 0; k < V; k++) part[k] = k < left ? one : 0;                      \
     return VLOAD(0, part);                                                         \
   }
 #define STORER(dtype, type, rtype, whole)                                          \
-  void STV_##dtype(__global type *p, long i, rtype x, long left) {                 \
+  void STV_##dtype(GLOBAL type *p, long i, rtype x, long left) {                 \
     if (left >= V) { whole; return; }                                              \
     CAT(rtype, _e) part[V];                                                        \
     VSTORE(x, 0, part);                                                            \

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <deque>
 
-#include "opencl.h"
+#include "parts.h"
 
-namespace opencl {
+namespace kit {
 
 extern const char vector_prelude[] =
 #include "vector.inc"
@@ -33,7 +33,7 @@ int64_t bits_of(const uba_value &v, int32_t dtype) {
 namespace {
 
 enum { kCompare = 1, kScalar = 2, kWide = 4, kWord = 8, kCast = 16, kOrder = 32 };
-// An operator or instruction as OpenCL C. $0 to $3 are the operands, $T the type of the operation, $U the unsigned one
+// An operator or instruction in the kernel language. $0 to $3 are the operands, $T the type of the operation, $U the unsigned one
 // for integers (which wrap there), $S its element. `whole` is for integers, where that differs.
 // kCompare: the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the
 // argument "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the
@@ -223,9 +223,9 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
   std::string code =
       "#define V " + text(width) + (special ? "\n#define SPECIAL\n" : "\n") + vector_prelude + "struct P { long n[" +
       text(rank) + "], off[" + text(s.leaves.size()) + "], st[" + text(s.leaves.size() * size_t(rank)) + "]" +
-      (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\n__kernel void k(const struct P p";
+      (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\nKERNEL void k(const struct P p";
   for (size_t i = 0; i < s.leaves.size(); i++)
-    code += std::string(", __global ") + storage_type(device, s.leaves[i].dtype) + " *m" + text(i);
+    code += std::string(", GLOBAL ") + storage_type(device, s.leaves[i].dtype) + " *m" + text(i);
   code +=
       ") {\n  const long i = get_global_id(0) * V, left = p.n[" + text(rank - 1) + "] - i;\n  if (left <= 0) return;\n";
   if (rank > 1)
@@ -307,7 +307,7 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
 
 // One element at a time, unless everything is float or bool, and walked through by one or not at all.
 int width_of(const Device &device, const Segment &s, const uint8_t *kinds, int64_t inner) {
-  const int width = device.cpu ? 8 : 4;
+  const int width = int(std::min<int64_t>(device.lanes, 8));
   if (inner < width) return 1;
   for (size_t i = 0; i < s.leaves.size(); i++)
     if (kinds[i] == 2 || (kinds[i] == 0 && s.leaves[i].written) ||
@@ -355,14 +355,14 @@ void prepare(Device &device, const Segment &s, Prepared &out) {
     kinds[i] = uint8_t(inner == 0 ? 0 : inner == 1 ? 1 : 2);
   }
   out.parameters.resize(out.parameters.size() + s.numbers.size());
-  if (out.parameters.size() * 8 > device.parameters) refuse("more parameters than the device takes");
+  if (out.parameters.size() * 8 > device.parameter_bytes) refuse("more parameters than the device takes");
   const int64_t inner = sizes[joined - 1];
   const int width = width_of(device, s, kinds, inner);
   static thread_local std::string key;
   key.assign({'v', char(joined), char(width), char(s.leaves.size())});
   for (size_t i = 0; i < s.leaves.size(); i++) key += {char(s.leaves[i].dtype), char(kinds[i])};
   key.append(reinterpret_cast<const char *>(s.nodes.data()), s.nodes.size() * sizeof(Node));
-  out.kernel = &kernel_for(device, key, [&] { return Recipe{source_of(device, s, joined, width, kinds), "k", ""}; });
+  out.kernel = &kernel_for(device, key, [&] { return Recipe{source_of(device, s, joined, width, kinds), "k"}; });
   out.range.global[0] = size_t((inner + width - 1) / width);
   out.range.global[1] = joined > 1 ? size_t(sizes[joined - 2]) : 1;
   for (int d = 0; d + 2 < joined; d++) out.range.global[2] = (d ? out.range.global[2] : 1) * size_t(sizes[d]);
@@ -377,18 +377,17 @@ void run(Stream &stream, const Segment &s, const Prepared &p, const uba_value *n
   if (!p.kernel) return;
   static thread_local std::vector<int64_t> parameters;  // two threads may run one program
   parameters = p.parameters;
-  std::lock_guard<std::mutex> lock(p.kernel->setting);
-  Setter set{*stream.device, *p.kernel, 1};
+  Arguments set(stream.device);
+  set.put(parameters.data(), parameters.size() * 8);
   for (size_t i = 0; i < s.leaves.size(); i++) {
-    const Buffer at = buffer_at(*stream.device, address(s.leaves[i]));
+    const Buffer at = stream.device.at(address(s.leaves[i]));
     parameters[size_t(p.rank) + i] = int64_t(at.offset) / item_size(s.leaves[i].dtype);
-    set.put(&at.memory, sizeof(cl_mem));
+    const Memory memory{at.memory};
+    set.add(memory);
   }
   for (size_t i = 0; i < s.numbers.size(); i++)
     parameters[parameters.size() - s.numbers.size() + i] = bits_of(numbers[i], s.number_dtypes[i]);
-  set.index = 0;
-  set.put(parameters.data(), parameters.size() * 8);
-  enqueue(stream, *p.kernel, p.range);
+  set.launch(stream, *p.kernel, p.range);
 }
 const char *plain_address(const Leaf &leaf) { return static_cast<const char *>(leaf.data) + leaf.offset; }
 
@@ -404,7 +403,7 @@ Eager &eager() {
 
 uba_status elementwise(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
-    Device &d = *static_cast<Device *>(device);
+    Device &d = device_of(device);
     Eager &e = eager();
     start(e.segment, call->outputs[0]);
     add_node(e.segment, *call, tag, [](const uba_tensor &) { return -1; });
@@ -580,7 +579,7 @@ uba_status program_compile(void *device, const uba_program *program, void **comp
   return guard([&] {
     auto made = std::make_unique<Program>();
     Splitter(*program).split(*made);
-    for (Program::Part &part : made->parts) prepare(*static_cast<Device *>(device), part.segment, part.prepared);
+    for (Program::Part &part : made->parts) prepare(device_of(device), part.segment, part.prepared);
     *compiled = made.release();
   });
 }
@@ -599,4 +598,4 @@ uba_status program_run(void *device, void *compiled, const uba_run *run_of) {
 }
 uba_status program_release(void *, void *compiled) { return delete static_cast<Program *>(compiled), UBA_OK; }
 
-}  // namespace opencl
+}  // namespace kit

@@ -232,7 +232,9 @@ def test_the_cache_is_shared_by_processes_survives_damage_and_stays_small(tmp_pa
         f.write_bytes(f.read_bytes()[: f.stat().st_size // 2])
     ran = run_script(PROGRAM, env={"TORCHFL_CACHE_DIR": str(tmp_path)})
     assert ran.out.encode() in outs, ran.err
-    assert {f: f.stat().st_size for f in cached(tmp_path)} == {f: len(data) for f, data in before.items()}
+    assert cached(tmp_path) == files
+    for f in files:  # whole again; a driver's own cache may make the same program a little longer the second time
+        assert f.stat().st_size > 0.9 * len(before[f])
     ran = run_script(PROGRAM.replace("atan2", "pow"), env={"TORCHFL_CACHE_DIR": str(tmp_path), "TORCHFL_OPENCL_CACHE_MIB": "0"})
     assert ran.code == 0 and not cached(tmp_path)
 
