@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers import OwnProcess
 
-CHIPS = ("npu_v3", "fpga_mm")
+CHIPS = ("npu_v3", "fpga_mm", "opencl")
 
 
 def device_of(chip: str) -> Any:

@@ -76,7 +76,7 @@ def test_writing_to_a_view_leaves_its_neighbours_alone() -> None:
     assert torch.equal(x.cpu(), want)
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 63, 511, 513, 4097])
+@pytest.mark.parametrize("n", [1, 7, 9, 511, 1033, 1040, 4097])
 def test_the_last_elements_of_a_line(n: int) -> None:
     on_chip(lambda x: torch.where(x > 0, x.sigmoid(), x) * x, torch.linspace(-2, 2, n))
 
