@@ -52,7 +52,7 @@ KERNEL void reduce(const View keep, const View over, const View out, GLOBAL cons
       a = JOIN(a, b);
     }
   }
-  Y_ST(y, parts > 1 ? o * parts + part : at(&out, o), divisor > 1 ? a / divisor : a);
+  Y_ST(y, parts > 1 ? o * parts + part : at(&out, o), divisor >= 0 ? a / divisor : a);
 }
 #elif defined(ARG)
 #define BEFORE(a, b) ((a) != (a) ? (b) == (b) : (b) == (b) && ((a) ARG (b)))
@@ -128,24 +128,35 @@ KERNEL void sorted(const View lines, const View out, const View places, GLOBAL c
 }
 #elif defined(GATHER)
 KERNEL void gather(const View in, const View index, const View out, GLOBAL const X_T *x,
-                     GLOBAL const long *places, GLOBAL X_T *y, const long count, const long dim) {
+                     GLOBAL const long *places, GLOBAL X_T *y, const long count, const long dim,
+                     GLOBAL int *fault) {
   const long i = get_global_id(0);
   if (i >= count) return;
+  const long place = places[at(&index, i)];
+  if (place < 0 || place >= in.n[dim]) {
+    *fault = 1;
+    return;
+  }
   long number = i, from = in.offset;
   for (int d = (int)index.rank - 1; d >= 0; number /= index.n[d], d--)
-    from += (d == dim ? places[at(&index, i)] : number % index.n[d]) * in.st[d];
+    from += (d == dim ? place : number % index.n[d]) * in.st[d];
   y[at(&out, i)] = x[from];
 }
 #elif defined(SCATTER)
 // One work-item a line along the dimension, and there one element after the other: the last one wins.
 KERNEL void scatter(const View index, const View src, const View out, GLOBAL const long *places,
                       GLOBAL const X_T *x, GLOBAL X_T *y, const long results, const long count, const long step,
-                      const long src_step, const long out_step, const X_R number, const int numbers) {
+                      const long src_step, const long out_step, const X_R number, const int numbers,
+                      const long longest, GLOBAL int *fault) {
   const long o = get_global_id(0);
   if (o >= results) return;
   const long p = at(&index, o), from = at(&src, o), to = at(&out, o);
   for (long i = 0; i < count; i++) {
-    const long here = to + places[p + i * step] * out_step;
+    const long place = places[p + i * step], here = to + place * out_step;
+    if (place < 0 || place >= longest) {
+      *fault = 1;
+      continue;
+    }
     const X_R a = X_LD(y, here), b = numbers ? number : X_LD(x, from + i * src_step);
     X_ST(y, here, SCATTER);
   }

@@ -103,10 +103,10 @@ void reduce(const Frame &f, int64_t tag) {
     });
     launch(f.stream, kernel, lines(results, n), k, i, out, a, b, n, results, c, divisor);
   };
-  const int64_t divisor = tag & kMean ? count : 1;
+  const int64_t divisor = tag & kMean ? count : -1;  // none
   if (parts == 1) return launch_one(x.dtype, y.dtype, keep, inner, f.memory(x), f.memory(y), 1, count, divisor);
   const Buffer partial = f.stream.scratch(uint64_t(results * parts * 8));
-  launch_one(x.dtype, acc, keep, inner, f.memory(x), {partial.memory}, parts, count, 1);
+  launch_one(x.dtype, acc, keep, inner, f.memory(x), {partial.memory}, parts, count, -1);
   View rows, columns;
   rows.n[0] = results, rows.st[0] = parts, columns.n[0] = parts, columns.st[0] = 1;
   launch_one(acc, y.dtype, rows, columns, {partial.memory}, f.memory(y), 1, parts, divisor);
@@ -166,7 +166,7 @@ void gather(const Frame &f, int64_t) {
                             [&] { return "#define GATHER\n" + type_macros(f.device, "X", mover_dtype(x.dtype)); });
   const View places = f.view(index);
   launch(f.stream, kernel, lines(places.count()), f.view(x), places, f.view(y), f.memory(x), f.memory(index),
-         f.memory(y), places.count(), int64_t(f.axis(2)));
+         f.memory(y), places.count(), int64_t(f.axis(2)), Memory{f.stream.fault()});
 }
 void scatter(const Frame &f, int64_t tag) {
   static const char *const how[] = {"b", "a + b", "a * b", "a != a || a > b ? a : b", "a != a || a < b ? a : b"};
@@ -191,7 +191,7 @@ void scatter(const Frame &f, int64_t tag) {
   launch(f.stream, kernel, lines(places.count()), places, f.view(src, others), f.view(y, others), f.memory(index),
          f.memory(number ? y : src), f.memory(y), places.count(), size_at(index, axis), stride_at(index, axis),
          stride_at(src, axis), stride_at(y, axis), Bits{&bits, size_t(item_size(register_dtype(x.dtype)))},
-         int32_t(number));
+         int32_t(number), size_at(y, axis), Memory{f.stream.fault()});
 }
 void iota(const Frame &f, int64_t) {  // (n, start, step, dtype)
   const uba_tensor &y = f.call.outputs[0];

@@ -41,6 +41,9 @@ struct Failure {
 };
 // "not this call": the host takes the next path. Before anything is enqueued.
 [[noreturn]] inline void refuse(std::string why) { throw Failure{UBA_NOT_SUPPORTED, 0, std::move(why)}; }
+inline Failure fault() {
+  return {UBA_INVALID_VALUE, 0, "an index is out of range: what was read or written there is left out"};
+}
 uba_status tell(const Failure &failure);  // to the host
 template <class F>
 uba_status guard(F &&body) noexcept {
@@ -98,6 +101,9 @@ class Stream {
   virtual void launch(Kernel &kernel, const Range &range, const Argument *arguments, size_t count) = 0;
   // Memory for what is enqueued now, until the next call of `scratch` on this stream: work enqueued before keeps its own.
   virtual Buffer scratch(uint64_t bytes) = 0;
+  // The handle of an int in memory, 0 at first, which a kernel of this call sets to 1 where an index is out of range.
+  // `synchronize` looks at it, sets it back, and throws `fault()`.
+  virtual void *fault() = 0;
   // The vendor's own matrix product, enqueued. False: not for this one, and nothing was enqueued.
   virtual bool matmul(const Matmul &) { return false; }
 };

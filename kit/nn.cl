@@ -1,10 +1,10 @@
 /* nn.cl: matrix products, convolution, pooling, normalisation and softmax in the kernel language.
  *
- * Contract: nn.cpp, which says what each argument means, builds each kernel alone: from what stands before the first marker and
- * the section whose marker names it, with these options.
+ * Contract: nn.cpp, which says what each argument means, builds each kernel alone: from what stands before the first
+ * marker and the section whose marker names it, with these options.
  *   REAL   what is computed in: float, or double for float64;  VW: elements of a vector of it
  *   HALF, BF16 or neither: how tensors (T) are stored;  PLAIN: parameters (P) are REAL instead; statistics always are
- *   L      items of a work-group that shares one row or channel: 1 on a CPU, where an item has the vector unit to itself
+ *   L      items of a work-group that shares one row or channel: 1 on a CPU, where an item has a vector unit to itself
  * An argument p is followed by p0, its offset in bytes, and may be NULL where it is optional. Tensors are contiguous
  * unless strides, in elements, are given. */
 #define CAT_(a, b) a##b
@@ -103,9 +103,9 @@ inline void give(vec v, GLOBAL T *p, long n) {
 }
 
 //: product
-/* y[z][m][n] = alpha * sum over k of a[z][m][k] * b[z][k][n] + beta * c[z][m][n]. An item computes a tile of MR rows and NV
- * vectors in registers. Rows of b lie in panels of NV * VW columns, `bp` apart. Tables replace strides: TM the place of a row
- * of a; TK that of a row of b; TN that of a result's column, which is not stored where it is < 0. */
+/* y[z][m][n] = alpha * sum over k of a[z][m][k] * b[z][k][n] + beta * c[z][m][n]. An item computes a tile of MR rows
+ * and NV vectors in registers. Rows of b lie in panels of NV * VW columns, `bp` apart. Tables replace strides: TM the
+ * place of a row of a; TK that of a row of b; TN that of a result's column, which is not stored where it is < 0. */
 typedef struct {
   long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
   int M, N, K, last, mtiles, tiles, by_rows, table_m, table_k, table_n;
@@ -114,7 +114,8 @@ KERNEL WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(
                            ARG(const int, table), real alpha, real beta) {
   const int tile = get_global_id(0), z = get_global_id(1), ntiles = g.tiles / g.mtiles;
   if (tile >= g.tiles) return;
-  const int m0 = (g.by_rows ? tile % g.mtiles : tile / ntiles) * MR, panel = g.by_rows ? tile / g.mtiles : tile % ntiles;
+  const int m0 = (g.by_rows ? tile % g.mtiles : tile / ntiles) * MR;
+  const int panel = g.by_rows ? tile / g.mtiles : tile % ntiles;
   const int n0 = min(panel * NV * VW, g.last);
   AT(a), AT(b), AT(c), AT(y), AT(table);
   b += z * g.bz + panel * g.bp + (n0 - panel * NV * VW);
@@ -172,8 +173,8 @@ KERNEL WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(
 }
 
 //: pack
-/* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the place of a
- * row (TR) or of a column (TC) is found there, and where that is < 0 the value is 0. KEEP: y is stored as x is. */
+/* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the place
+ * of a row (TR) or of a column (TC) is found there, and where that is < 0 the value is 0. KEEP: y is stored as x is. */
 typedef struct {
   long xr, xc, xz, yr, yp, yz;
   int rows, columns, width, panels;
@@ -184,8 +185,8 @@ typedef struct {
 #define PACKED real
 #endif
 KERNEL void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table)) {
-  const int i = get_global_id(0), r = get_global_id(1), panel = get_global_id(2) % g.panels, z = get_global_id(2) / g.panels;
-  const int n = panel * g.width + i;
+  const int i = get_global_id(0), r = get_global_id(1), panel = get_global_id(2) % g.panels;
+  const int z = get_global_id(2) / g.panels, n = panel * g.width + i;
   if (i >= g.width || r >= g.rows) return;
   AT(x), AT(y), AT(table);
 #if defined(TR)
@@ -230,16 +231,16 @@ ROW_KERNEL dots(Dots g, ARG(const T, a), ARG(const T, b), ARG(const T, c), ARG(T
 }
 
 //: norm
-/* Batch norm of x[images][channels][size], or, with ROWS, layer norm of x[1][rows][size], whose parameters are those of a row's
- * elements. A work-group has a channel. Sums of each image are added up: less is lost to rounding. */
+/* Batch norm of x[images][channels][size], or, with ROWS, layer norm of x[1][rows][size], whose parameters are those of
+ * a row's elements. A work-group has a channel. Sums of each image are added up: less is lost to rounding. */
 #ifdef ROWS
 #define OF(p, i, n) take(p + i, n, 0)
 #else
 #define OF(p, i, n) (vec)(LDP(p, c))
 #endif
 ROW_KERNEL norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P, mean), ARG(P, var), ARG(T, y),
-                ARG(real, save_mean), ARG(real, save_invstd), int images, int channels, long size, int training, real momentum,
-                real eps) {
+                ARG(real, save_mean), ARG(real, save_invstd), int images, int channels, long size, int training,
+                real momentum, real eps) {
   LOCAL real room[L];
   const int c = get_group_id(0);
   const long step = channels * size, count = images * size;
@@ -280,15 +281,16 @@ ROW_KERNEL norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P
 }
 
 //: norm_grad
-/* The gradients; those of the parameters per channel only. Without x: sums of g alone, as the bias of a convolution needs them.
- * `stat` is the inverse deviation, or, without training, the variance. */
+/* The gradients; those of the parameters per channel only. Without x: sums of g alone, as the bias of a convolution
+ * needs them. `stat` is the inverse deviation, or, without training, the variance. */
 #ifdef ROWS
 #define OF(p, i, n) take(p + i, n, 0)
 #else
 #define OF(p, i, n) (vec)(LDP(p, c))
 #endif
 ROW_KERNEL norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const real, mean), ARG(const real, stat),
-                     ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training, real eps) {
+                     ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training,
+                     real eps) {
   LOCAL real room[L];
   const int c = get_group_id(0);
   const long step = channels * size, count = images * size;

@@ -50,10 +50,14 @@ struct Stream final : kit::Stream {
   cl_command_queue queue = nullptr;
   cl_mem room = nullptr;  // what `scratch` gives
   uint64_t room_bytes = 0;
+  cl_mem flag = nullptr;  // what `fault` gives
+  bool may_fault = false;
   explicit Stream(Device &of);
   ~Stream() override;
   void launch(kit::Kernel &kernel, const kit::Range &range, const kit::Argument *arguments, size_t count) override;
   Buffer scratch(uint64_t bytes) override;
+  void *fault() override;
+  void finish();  // waits, and throws what went wrong
 };
 
 struct Device final : kit::Device {

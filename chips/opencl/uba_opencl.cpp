@@ -254,7 +254,7 @@ uba_status fill(void *device, void *stream, void *dst, uint64_t bytes, int32_t v
 // ------------------------------------------------------------------------------------------------ streams and events
 
 uba_status synchronize(void *device, void *stream) {
-  return guard([&] { check(cl::Finish(stream_of(device, stream).queue), "the work of this stream"); });
+  return guard([&] { stream_of(device, stream).finish(); });
 }
 uba_status stream_create(void *device, int32_t, void **stream) {
   return guard([&] {
@@ -344,7 +344,9 @@ Stream::Stream(Device &of) : kit::Stream(of) {
   check(code, "clCreateCommandQueue");
 }
 Stream::~Stream() {
-  if (room) cl::ReleaseMemObject(room), static_cast<Device &>(device).used -= room_bytes;
+  for (cl_mem memory : {room, flag})
+    if (memory) cl::ReleaseMemObject(memory);
+  static_cast<Device &>(device).used -= room_bytes + (flag ? sizeof(cl_int) : 0);
   if (queue) cl::ReleaseCommandQueue(queue);
 }
 Buffer Stream::scratch(uint64_t bytes) {
@@ -356,6 +358,25 @@ Buffer Stream::scratch(uint64_t bytes) {
     room = made, room_bytes = wanted;
   }
   return {room, 0};
+}
+void *Stream::fault() {
+  const cl_int none = 0;
+  if (!flag) {
+    flag = allocate(static_cast<Device &>(device), sizeof(none));
+    check(cl::EnqueueWriteBuffer(queue, flag, CL_TRUE, 0, sizeof(none), &none, 0, nullptr, nullptr), "write");
+  }
+  return may_fault = true, flag;
+}
+void Stream::finish() {
+  check(cl::Finish(queue), "the work of this stream");
+  if (!may_fault) return;
+  cl_int fault = 0;
+  const cl_int none = 0;
+  check(cl::EnqueueReadBuffer(queue, flag, CL_TRUE, 0, sizeof(fault), &fault, 0, nullptr, nullptr), "read");
+  may_fault = false;
+  if (!fault) return;
+  check(cl::EnqueueWriteBuffer(queue, flag, CL_TRUE, 0, sizeof(none), &none, 0, nullptr, nullptr), "write");
+  throw kit::fault();
 }
 
 Device::~Device() {
