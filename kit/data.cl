@@ -96,15 +96,15 @@ KERNEL void scan(const View lines, const View out, const View places, GLOBAL con
 }
 #elif defined(SORT)
 // One merging of sorted runs of `width`: an element's new place is its own in its run and its rank in the neighbour.
-// NaN is the greatest. Lines of `count` lie one behind the other in `old` and `new`: where elements came from.
+// NaN is the greatest. Lines of `count` lie one behind the other in `old` and `now`: where elements came from.
 #define LESS(a, b) (DESCENDING ? ((a) != (a) ? (b) == (b) : (a) > (b)) : ((b) != (b) ? (a) == (a) : (a) < (b)))
-KERNEL void merge(const View lines, GLOBAL const X_T *x, GLOBAL const int *old, GLOBAL int *new,
+KERNEL void merge(const View lines, GLOBAL const X_T *x, GLOBAL const int *old, GLOBAL int *now,
                     const long old_at, const long new_at, const long results, const long count, const long step,
                     const long width) {
   const long i = get_global_id(0), o = get_global_id(1);
   if (i >= count || o >= results) return;
   const long base = at(&lines, o), run = i / width, other = (run ^ 1) * width, end = min(other + width, count);
-  old += old_at + o * count, new += new_at + o * count;
+  old += old_at + o * count, now += new_at + o * count;
   const int mine = width == 1 ? (int)i : old[i];
   const X_R a = X_LD(x, base + mine * step);
   long low = other, high = max(end, other);
@@ -114,7 +114,7 @@ KERNEL void merge(const View lines, GLOBAL const X_T *x, GLOBAL const int *old, 
     if (run & 1 ? !LESS(a, b) : LESS(b, a)) low = middle + 1;
     else high = middle;
   }
-  new[other < count ? min(run, run ^ 1) * width + (i - run * width) + (low - other) : i] = mine;
+  now[other < count ? min(run, run ^ 1) * width + (i - run * width) + (low - other) : i] = mine;
 }
 KERNEL void sorted(const View lines, const View out, const View places, GLOBAL const moved *x,
                      GLOBAL const int *order, GLOBAL moved *y, GLOBAL long *indices, const long order_at,
@@ -167,19 +167,21 @@ KERNEL void iota(const View out, GLOBAL X_T *y, const long count, const ACC star
   if (i < count) X_ST(y, at(&out, i), start + (ACC)i * step);
 }
 #elif defined(RANDOM)
-uint4 philox(ulong counter, ulong key) {
-  uint4 c = (uint4)((uint)counter, (uint)(counter >> 32), 0, 0);
-  uint2 k = (uint2)((uint)key, (uint)(key >> 32));
-  for (int i = 0; i < 10; i++, k += (uint2)(0x9E3779B9u, 0xBB67AE85u))
-    c = (uint4)(mul_hi(0xCD9E8D57u, c.z) ^ c.y ^ k.x, 0xCD9E8D57u * c.z, mul_hi(0xD2511F53u, c.x) ^ c.w ^ k.y,
-                0xD2511F53u * c.x);
-  return c;
+// Four numbers of 32 bits from a counter and a key.
+void philox(ulong counter, ulong key, uint *c) {
+  uint k = (uint)key, l = (uint)(key >> 32);
+  c[0] = (uint)counter, c[1] = (uint)(counter >> 32), c[2] = c[3] = 0;
+  for (int i = 0; i < 10; i++, k += 0x9E3779B9u, l += 0xBB67AE85u) {
+    const uint a = c[0], b = c[2];
+    c[0] = mul_hi(0xCD9E8D57u, b) ^ c[1] ^ k, c[1] = 0xCD9E8D57u * b;
+    c[2] = mul_hi(0xD2511F53u, a) ^ c[3] ^ l, c[3] = 0xD2511F53u * a;
+  }
 }
 KERNEL void random(const View out, GLOBAL X_T *y, const long count, const ulong seed, const ulong offset) {
   const long i = get_global_id(0), first = i * RANDOM;
   if (first >= count) return;
-  const uint4 c = philox(offset + i, seed);
-  const uint lanes[4] = {c.x, c.y, c.z, c.w};
+  uint lanes[4];
+  philox(offset + i, seed, lanes);
   for (int k = 0; k < RANDOM && first + k < count; k++)
 #if RANDOM == 4
     X_ST(y, at(&out, first + k), (lanes[k] >> (32 - BITS)) * (1.0f / (1 << BITS)));

@@ -54,9 +54,8 @@ struct Frame {  // one call
     static thread_local std::string key;
     key.assign(name);
     for (int one : what) key += {'\0', char(one)};
-    return kernel_for(device, key, [&] {
-      return Recipe{"#define V 1\n" + std::string(vector_prelude) + macros() + kSource, name};
-    });
+    return kernel_for(device, key,
+                      [&] { return Recipe{"#define V 1\n" + std::string(vector_prelude) + macros() + kSource, name}; });
   }
 };
 Range lines(int64_t n, int64_t m = 1) {

@@ -52,8 +52,8 @@ int64_t item_size(int32_t dtype) {
 }
 
 const char *storage_type(const Device &device, int32_t dtype) {
-  static const char *const names[] = {nullptr, "half", "ushort", "float", "double", "char", "uchar",
-                                      "short", "int",  "long",   "uchar"};
+  static const char *const names[] = {nullptr, "half",  "ushort", "float", "double", "char",
+                                      "uchar", "short", "int",    "long",  "uchar"};
   const char *name = dtype > 0 && dtype <= UBA_DTYPE_BOOL ? names[dtype] : nullptr;
   if (!name) refuse("the kernels take real numbers and bool");
   if (dtype == UBA_DTYPE_FLOAT64 && !device.fp64) refuse(device.name + " has no double precision");

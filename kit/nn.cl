@@ -10,15 +10,10 @@
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
 typedef REAL real;
-typedef CAT(REAL, VW) vec;
-#define VLOAD(p) CAT(vload, VW)(0, p)
-#define VSTORE(v, p) CAT(vstore, VW)(v, 0, p)
 #ifdef HALF
 typedef half T;
 #define LD(p, i) vload_half(i, p)
 #define ST(v, p, i) vstore_half(v, i, p)
-#define LDV(p) CAT(vload_half, VW)(0, p)
-#define STV(v, p) CAT(vstore_half, VW)(v, 0, p)
 #elif defined(BF16)
 typedef ushort T;
 inline ushort narrow(float v) { /* to the nearest, ties to even */
@@ -27,6 +22,25 @@ inline ushort narrow(float v) { /* to the nearest, ties to even */
 }
 #define LD(p, i) as_float((uint)(p)[i] << 16)
 #define ST(v, p, i) ((p)[i] = narrow(v))
+#else
+typedef REAL T;
+#define LD(p, i) (p)[i]
+#define ST(v, p, i) ((p)[i] = v)
+#endif
+#if VW == 1 /* no vectors: not every language has them */
+typedef REAL vec;
+#define VLOAD(p) (*(p))
+#define VSTORE(v, p) (*(p) = (v))
+#define LDV(p) LD(p, 0)
+#define STV(v, p) ST(v, p, 0)
+#else
+typedef CAT(REAL, VW) vec;
+#define VLOAD(p) CAT(vload, VW)(0, p)
+#define VSTORE(v, p) CAT(vstore, VW)(v, 0, p)
+#ifdef HALF
+#define LDV(p) CAT(vload_half, VW)(0, p)
+#define STV(v, p) CAT(vstore_half, VW)(v, 0, p)
+#elif defined(BF16)
 #define LDV(p) CAT(as_float, VW)(CAT(convert_uint, VW)(VLOAD(p)) << 16)
 inline void STV(vec v, GLOBAL ushort *p) {
   float t[VW];
@@ -34,11 +48,9 @@ inline void STV(vec v, GLOBAL ushort *p) {
   for (int i = 0; i < VW; i++) p[i] = narrow(t[i]);
 }
 #else
-typedef REAL T;
-#define LD(p, i) (p)[i]
-#define ST(v, p, i) ((p)[i] = v)
 #define LDV(p) VLOAD(p)
 #define STV(v, p) VSTORE(v, p)
+#endif
 #endif
 #ifdef PLAIN
 typedef real P;

@@ -263,6 +263,10 @@ void matmul(const Call &f) {
     if (c.size[d] == 1) c.step[d] = 0;
   for (Side *s : {&a, &b})
     if (s->size[0] == 1) s->step[0] = 0;
+  auto matrix = [](const Buffer &memory, const Side &m) { return Matrix{memory, m.step[0], m.step[1], m.step[2]}; };
+  if (f.stream.matmul({out->dtype, Z, M, N, K, matrix(at, a), matrix(bt, b), matrix(f.at(added), c),
+                       matrix(f.at(out), y), alpha, beta}))
+    return;
   if (M <= 8 && (b.step[1] == 1 || K == 1) && (a.step[2] == 1 || K == 1)) {
     const Dots g{a.step[1], a.step[0], b.step[2], b.step[0], y.step[1], y.step[2], y.step[0],
                  c.step[1], c.step[2], c.step[0], int32_t(M), int32_t(K)};

@@ -1,7 +1,7 @@
 // parts.h: what the parts of the kit share: how a kernel is found and launched, and dtypes as the kernels see them.
 //
-// Contract: kernels are found again by a key that holds all that tells one from another; those of a part begin with their
-// own name or letter, so that no two parts meet. A kernel is built once a device, by whoever needs it first.
+// Contract: kernels are found again by a key that holds all that tells one from another; those of a part begin with
+// their own name or letter, so that no two parts meet. A kernel is built once a device, by whoever needs it first.
 #pragma once
 #include <mutex>
 #include <shared_mutex>
@@ -98,7 +98,8 @@ void launch(Stream &stream, Kernel &kernel, const Range &range, const Args &...a
   all.launch(stream, kernel, range);
 }
 
-// The C type in which a dtype is stored ("half", "ushort" for bfloat16, "uchar" for bool); refuses what the device lacks.
+// The C type in which a dtype is stored ("half", "ushort" for bfloat16, "uchar" for bool); refuses what the device
+// lacks.
 const char *storage_type(const Device &device, int32_t dtype);
 
 // Defines prefix_T (as stored), prefix_R (in registers: float for float16, bfloat16, float32), prefix_LD(p, i),

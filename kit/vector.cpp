@@ -480,12 +480,12 @@ class Splitter {
     for (const Leaf &other : s.leaves) {
       if (!(other.written || leaf.written) || same_place(other, leaf)) continue;
       if (other.data == leaf.data) return true;
-      const Leaf &writer = leaf.written ? leaf : other;
-      if (stored_[block(writer)] && shares(s, leaf, other)) return true;
+      if (in_memory(leaf) && in_memory(other) && shares(s, leaf, other)) return true;
     }
     return false;
   }
   static size_t block(const Leaf &leaf) { return reinterpret_cast<uintptr_t>(leaf.data); }
+  bool in_memory(const Leaf &leaf) const { return !leaf.written || stored_[block(leaf)]; }
   bool shares(const Segment &s, const Leaf &a, const Leaf &b) const {
     if (!UBA_HAS(&program_, uba_program, dead)) return false;
     int64_t begin[2], end[2], n = 0;
