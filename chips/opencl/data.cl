@@ -52,7 +52,7 @@ __kernel void reduce(const View keep, const View over, const View out, __global 
       a = JOIN(a, b);
     }
   }
-  Y_ST(y, parts > 1 ? o * parts + part : at(&out, o), divisor > 1 ? a / divisor : a);
+  Y_ST(y, parts > 1 ? o * parts + part : at(&out, o), divisor >= 0 ? a / divisor : a);
 }
 #elif defined(ARG)
 #define BEFORE(a, b) ((a) != (a) ? (b) == (b) : (b) == (b) && ((a) ARG (b)))
@@ -128,24 +128,35 @@ __kernel void sorted(const View lines, const View out, const View places, __glob
 }
 #elif defined(GATHER)
 __kernel void gather(const View in, const View index, const View out, __global const X_T *x,
-                     __global const long *places, __global X_T *y, const long count, const long dim) {
+                     __global const long *places, __global X_T *y, const long count, const long dim,
+                     __global int *fault) {
   const long i = get_global_id(0);
   if (i >= count) return;
+  const long place = places[at(&index, i)];
+  if (place < 0 || place >= in.n[dim]) {
+    *fault = 1;
+    return;
+  }
   long number = i, from = in.offset;
   for (int d = (int)index.rank - 1; d >= 0; number /= index.n[d], d--)
-    from += (d == dim ? places[at(&index, i)] : number % index.n[d]) * in.st[d];
+    from += (d == dim ? place : number % index.n[d]) * in.st[d];
   y[at(&out, i)] = x[from];
 }
 #elif defined(SCATTER)
 // One work-item a line along the dimension, and there one element after the other: the last one wins.
 __kernel void scatter(const View index, const View src, const View out, __global const long *places,
                       __global const X_T *x, __global X_T *y, const long results, const long count, const long step,
-                      const long src_step, const long out_step, const X_R number, const int numbers) {
+                      const long src_step, const long out_step, const X_R number, const int numbers,
+                      const long longest, __global int *fault) {
   const long o = get_global_id(0);
   if (o >= results) return;
   const long p = at(&index, o), from = at(&src, o), to = at(&out, o);
   for (long i = 0; i < count; i++) {
-    const long here = to + places[p + i * step] * out_step;
+    const long place = places[p + i * step], here = to + place * out_step;
+    if (place < 0 || place >= longest) {
+      *fault = 1;
+      continue;
+    }
     const X_R a = X_LD(y, here), b = numbers ? number : X_LD(x, from + i * src_step);
     X_ST(y, here, SCATTER);
   }

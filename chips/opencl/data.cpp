@@ -106,10 +106,10 @@ void reduce(const Frame &f, int64_t tag) {
     });
     launch(f.stream, kernel, lines(results, n), k, i, out, a, b, n, results, c, divisor);
   };
-  const int64_t divisor = tag & kMean ? count : 1;
+  const int64_t divisor = tag & kMean ? count : -1;  // none
   if (parts == 1) return launch_one(x.dtype, y.dtype, keep, inner, f.memory(x), f.memory(y), 1, count, divisor);
   const Buffer partial = scratch(f.stream, uint64_t(results * parts * 8));
-  launch_one(x.dtype, acc, keep, inner, f.memory(x), {partial.memory}, parts, count, 1);
+  launch_one(x.dtype, acc, keep, inner, f.memory(x), {partial.memory}, parts, count, -1);
   View rows, columns;
   rows.n[0] = results, rows.st[0] = parts, columns.n[0] = parts, columns.st[0] = 1;
   launch_one(acc, y.dtype, rows, columns, {partial.memory}, f.memory(y), 1, parts, divisor);
@@ -169,7 +169,7 @@ void gather(const Frame &f, int64_t) {
                             [&] { return "#define GATHER\n" + type_macros(f.device, "X", mover_dtype(x.dtype)); });
   const View places = f.view(index);
   launch(f.stream, kernel, lines(places.count()), f.view(x), places, f.view(y), f.memory(x), f.memory(index),
-         f.memory(y), places.count(), int64_t(f.axis(2)));
+         f.memory(y), places.count(), int64_t(f.axis(2)), Memory{fault_of(f.stream)});
 }
 void scatter(const Frame &f, int64_t tag) {
   static const char *const how[] = {"b", "a + b", "a * b", "a != a || a > b ? a : b", "a != a || a < b ? a : b"};
@@ -194,12 +194,12 @@ void scatter(const Frame &f, int64_t tag) {
   std::lock_guard<std::mutex> lock(kernel.setting);
   Setter set{f.device, kernel};
   View from = f.view(src, others), to = f.view(y, others);
-  to.n[0] = to.n[0];
   set.add(places), set.add(from), set.add(to), set.add(f.memory(index)), set.add(f.memory(number ? y : src)),
       set.add(f.memory(y));
   set.add(places.count()), set.add(size_at(index, axis)), set.add(stride_at(index, axis)),
       set.add(stride_at(src, axis));
   set.add(stride_at(y, axis)), set.put(&bits, size_t(item_size(register_dtype(x.dtype)))), set.add(cl_int(number));
+  set.add(size_at(y, axis)), set.add(Memory{fault_of(f.stream)});
   enqueue(f.stream, kernel, lines(places.count()));
 }
 void iota(const Frame &f, int64_t) {  // (n, start, step, dtype)

@@ -73,6 +73,8 @@ struct Stream {
   cl_command_queue queue = nullptr;
   cl_mem scratch = nullptr;
   uint64_t scratch_bytes = 0;
+  cl_mem fault = nullptr;  // an int: 1 when a kernel met an index that is out of range
+  bool may_fault = false;
 };
 
 struct Device {
@@ -105,6 +107,7 @@ inline Buffer buffer_of(Device &device, const uba_tensor &t) {
 }
 // Memory for one call, until the next call of `scratch` on this stream: take it once and share it out.
 Buffer scratch(Stream &stream, uint64_t bytes);
+cl_mem fault_of(Stream &stream);  // for a kernel that may set it; `synchronize` looks at it
 
 // The kernel `name` of `source`, built with `options`: built once a device, found again by `key` alone (all that
 // tells it from others, `name` and `options` too).

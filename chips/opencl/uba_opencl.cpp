@@ -109,7 +109,8 @@ void open_queue(Device &device, Stream &stream) {
   check(code, "clCreateCommandQueue");
 }
 void close_queue(Stream &stream) {
-  if (stream.scratch) cl::ReleaseMemObject(stream.scratch);
+  for (cl_mem memory : {stream.scratch, stream.fault})
+    if (memory) cl::ReleaseMemObject(memory);
   if (stream.queue) cl::ReleaseCommandQueue(stream.queue);
 }
 
@@ -272,7 +273,18 @@ uba_status fill(void *device, void *stream, void *dst, uint64_t bytes, int32_t v
 // ------------------------------------------------------------------------------------------------ streams and events
 
 uba_status synchronize(void *device, void *stream) {
-  return guard([&] { check(cl::Finish(stream_of(device, stream).queue), "the work of this stream"); });
+  return guard([&] {
+    Stream &s = stream_of(device, stream);
+    check(cl::Finish(s.queue), "the work of this stream");
+    if (!s.may_fault) return;
+    cl_int fault = 0;
+    const cl_int none = 0;
+    check(cl::EnqueueReadBuffer(s.queue, s.fault, CL_TRUE, 0, sizeof(fault), &fault, 0, nullptr, nullptr), "read");
+    s.may_fault = false;
+    if (!fault) return;
+    check(cl::EnqueueWriteBuffer(s.queue, s.fault, CL_TRUE, 0, sizeof(none), &none, 0, nullptr, nullptr), "write");
+    throw Failure{UBA_INVALID_VALUE, 0, "an index is out of range: what was read or written there is left out"};
+  });
 }
 uba_status stream_create(void *device, int32_t, void **stream) {
   return guard([&] {
@@ -379,6 +391,15 @@ Buffer scratch(Stream &stream, uint64_t bytes) {
     stream.scratch = made, stream.scratch_bytes = wanted;
   }
   return {stream.scratch, 0};
+}
+cl_mem fault_of(Stream &stream) {
+  const cl_int none = 0;
+  if (!stream.fault) {
+    stream.fault = allocate(*stream.device, sizeof(none));
+    check(cl::EnqueueWriteBuffer(stream.queue, stream.fault, CL_TRUE, 0, sizeof(none), &none, 0, nullptr, nullptr),
+          "write");
+  }
+  return stream.may_fault = true, stream.fault;
 }
 int64_t item_size(int32_t dtype) {
   static const int8_t sizes[] = {1, 2, 2, 4, 8, 1, 1, 2, 4, 8, 1, 8, 16, 1, 1, 2, 4, 8, 4};

@@ -345,14 +345,20 @@ void prepare(Device &device, const Segment &s, Prepared &out) {
     if (even) sizes[joined - 1] *= s.sizes[d], last[joined - 1] = d;
     else sizes[joined] = s.sizes[d], last[joined++] = d;
   }
-  if (joined == 0) joined = 1, last[0] = -1;  // one element
+  // Small work shares one general kernel: to build another takes longer than it will ever save.
+  const bool small = s.count() <= 1024;
+  if (small && joined < 4) {
+    std::copy_backward(sizes, sizes + joined, sizes + 4), std::copy_backward(last, last + joined, last + 4);
+    std::fill(sizes, sizes + 4 - joined, 1), std::fill(last, last + 4 - joined, -1);
+    joined = 4;
+  }
   uint8_t kinds[kLeaves + 4];
   out.rank = joined, out.parameters.assign(sizes, sizes + joined);
   out.parameters.resize(size_t(joined) + s.leaves.size());
   for (size_t i = 0; i < s.leaves.size(); i++) {
     for (int d = 0; d < joined; d++) out.parameters.push_back(last[d] < 0 ? 0 : s.leaves[i].strides[last[d]]);
     const int64_t inner = out.parameters.back();
-    kinds[i] = uint8_t(inner == 0 ? 0 : inner == 1 ? 1 : 2);
+    kinds[i] = uint8_t(small || (inner != 0 && inner != 1) ? 2 : inner);
   }
   out.parameters.resize(out.parameters.size() + s.numbers.size());
   if (out.parameters.size() * 8 > device.parameters) refuse("more parameters than the device takes");

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import environment, run_script
-from opencl_support import OUT_OF_MEMORY, Adapter, library
+from opencl_support import OUT_OF_MEMORY, Adapter, missing
 from torch.nn import functional as F
 
 import torchfl
@@ -23,10 +23,9 @@ DEVICE = "opencl:0"
 
 @pytest.fixture(scope="module", autouse=True)
 def chip() -> None:
-    library()
+    if missing():
+        pytest.skip(missing())
     torchfl.load("opencl")
-    if not any(row["label"] == DEVICE for row in torchfl.devices()):
-        pytest.skip("no OpenCL device")
 
 
 def on_chip(function, *tensors, tolerance=1e-6):
@@ -76,7 +75,7 @@ def test_writing_to_a_view_leaves_its_neighbours_alone() -> None:
     assert torch.equal(x.cpu(), want)
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 63, 511, 513, 4097])
+@pytest.mark.parametrize("n", [1, 7, 9, 511, 1033, 1040, 4097])
 def test_the_last_elements_of_a_line(n: int) -> None:
     on_chip(lambda x: torch.where(x > 0, x.sigmoid(), x) * x, torch.linspace(-2, 2, n))
 
@@ -158,14 +157,14 @@ def test_too_much_memory_is_an_error_and_less_works() -> None:
 
 
 def test_no_memory_says_how_much_there_is() -> None:
-    adapter = Adapter()
+    adapter = Adapter().open()
     made = ctypes.c_void_p()
     assert adapter.call("alloc", ctypes.c_uint64(1 << 60), ctypes.pointer(made)) == OUT_OF_MEMORY
     assert "OpenCL has no 1152921504606846976 bytes" in adapter.said and "are in use" in adapter.said
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    adapter = Adapter()
+    adapter = Adapter().open()
     assert adapter.call("fill", ctypes.c_void_p(), ctypes.c_void_p(4096), ctypes.c_uint64(4), ctypes.c_int32(0)) != 0
     assert "no address of the device's memory" in adapter.said
 

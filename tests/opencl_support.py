@@ -1,16 +1,16 @@
 """The OpenCL adapter called as the host calls it, by ctypes: one instruction at a time, without the engine.
 
-Contract: `Adapter()` opens the first OpenCL device. `run(name, args, outputs)` takes CPU tensors (of any strides), numbers
+Contract: `Adapter().open()` opens the first OpenCL device. `run(name, args, outputs)` takes CPU tensors (of any strides), numbers
 and lists, calls the kernel of that name and gives its outputs as CPU tensors with the layout of those given.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from ctypes import POINTER, Structure, Union, c_char_p, c_double, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-import pytest
 import torch
 
 from torchfl._paths import chips_dir
@@ -77,14 +77,23 @@ class Host(Structure):
     ]  # fmt: skip
 
 
-def library() -> Any:
-    path = chips_dir() / "opencl" / "libuba_opencl.so"
-    if not path.exists():
-        pytest.skip("built without OpenCL's headers: chips/opencl was left out")
-    return ctypes.CDLL(str(path))
+LIBRARY = chips_dir() / "opencl" / "libuba_opencl.so"
+
+
+@functools.cache
+def missing() -> str:
+    """Why there is no OpenCL here; "" if there is."""
+    if not LIBRARY.exists():
+        return "built without OpenCL's headers: chips/opencl was left out"
+    adapter, count = Adapter(), c_int32()
+    if adapter.table.device_count(ctypes.byref(count)) != 0:
+        return adapter.said
+    return "" if count.value else "there is no OpenCL device"
 
 
 class Adapter:
+    """`open` opens the first device; without it devices can be counted only."""
+
     def __init__(self) -> None:
         self.said = ""
 
@@ -92,17 +101,17 @@ class Adapter:
             self.said = f"{text.decode()} ({code})"
 
         self.host = Host(Header(ctypes.sizeof(Host), 1, 2, 0), Host._fields_[1][1](keep), Host._fields_[2][1](print))
-        query = library().uba_query
+        query = ctypes.CDLL(str(LIBRARY)).uba_query
         query.restype = POINTER(Table)
         found = query(c_uint32(1 << 16 | 2), ctypes.byref(self.host))
         assert found, self.said
         self.table = found.contents
         self.kernels = {k.name.decode(): k for k in self.table.kernels[: self.table.kernel_count]}
-        count = c_int32()
-        if self.table.device_count(ctypes.byref(count)) != 0 or count.value == 0:
-            pytest.skip(f"no OpenCL device: {self.said}")
         self.device = c_void_p()
+
+    def open(self) -> Adapter:
         self.check(self.table.open(0, ctypes.byref(self.device)))
+        return self
 
     def check(self, status: int) -> None:
         assert status == 0, (status, self.said)
