@@ -16,7 +16,7 @@ Device::Device() : parts(std::make_unique<Parts>()) {}
 Device::~Device() = default;
 void Device::forget() {
   parts->kernels.clear();
-  parts->tables.known.clear(), parts->tables.before.clear();
+  parts->tables.known.clear();
 }
 
 Kernel &build(Device &device, const std::string &key, Recipe recipe) {

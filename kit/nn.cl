@@ -71,7 +71,7 @@ typedef T P;
 #ifndef WIDE
 #define WIDE
 #endif
-#define ROW_KERNEL KERNEL WIDE ITEMS(L) void
+#define ROW_KERNEL KERNEL WIDE ITEMS(L, 1) void
 #define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 #define SWEEP(i, n) for (long i = get_local_id(0) * VW; i < (n); i += L * VW)
 
@@ -122,8 +122,8 @@ typedef struct {
   long am, ak, az, bk, bp, bz, ym, yn, yz, cm, cn, cz;
   int M, N, K, last, mtiles, tiles, by_rows, table_m, table_k, table_n;
 } Product;
-KERNEL WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(const T, c), ARG(T, y),
-                           ARG(const int, table), real alpha, real beta) {
+ROW_KERNEL product(Product g, ARG(const real, a), ARG(const real, b), ARG(const T, c), ARG(T, y), ARG(const int, table),
+                   real alpha, real beta) {
   const int tile = get_global_id(0), z = get_global_id(1), ntiles = g.tiles / g.mtiles;
   if (tile >= g.tiles) return;
   const int m0 = (g.by_rows ? tile % g.mtiles : tile / ntiles) * MR;
@@ -185,8 +185,8 @@ KERNEL WIDE void product(Product g, ARG(const real, a), ARG(const real, b), ARG(
 }
 
 //: pack
-/* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the place
- * of a row (TR) or of a column (TC) is found there, and where that is < 0 the value is 0. KEEP: y is stored as x is. */
+/* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the
+ * place of a row (TR) or of a column (TC) is found there, and where it is < 0 the value is 0. KEEP: y is stored as x. */
 typedef struct {
   long xr, xc, xz, yr, yp, yz;
   int rows, columns, width, panels;
@@ -196,7 +196,7 @@ typedef struct {
 #else
 #define PACKED real
 #endif
-KERNEL void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table)) {
+KERNEL ITEMS(16, 16) void pack(Pack g, ARG(const T, x), ARG(PACKED, y), ARG(const int, table)) {
   const int i = get_global_id(0), r = get_global_id(1), panel = get_global_id(2) % g.panels;
   const int z = get_global_id(2) / g.panels, n = panel * g.width + i;
   if (i >= g.width || r >= g.rows) return;
@@ -300,9 +300,9 @@ ROW_KERNEL norm(ARG(const T, x), ARG(const P, weight), ARG(const P, bias), ARG(P
 #else
 #define OF(p, i, n) (vec)(LDP(p, c))
 #endif
-ROW_KERNEL norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const real, mean), ARG(const real, stat),
-                     ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels, long size, int training,
-                     real eps) {
+ROW_KERNEL norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG(const real, mean),
+                     ARG(const real, stat), ARG(T, y), ARG(P, dweight), ARG(P, dbias), int images, int channels,
+                     long size, int training, real eps) {
   LOCAL real room[L];
   const int c = get_group_id(0);
   const long step = channels * size, count = images * size;
@@ -343,8 +343,8 @@ ROW_KERNEL norm_grad(ARG(const T, g), ARG(const T, x), ARG(const P, weight), ARG
 
 //: norm_grad_weight
 /* The gradients of a layer norm's parameters: an item has VW columns. */
-KERNEL WIDE void norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const real, mean), ARG(const real, rstd),
-                                    ARG(T, dweight), ARG(T, dbias), long rows, int size) {
+ROW_KERNEL norm_grad_weight(ARG(const T, g), ARG(const T, x), ARG(const real, mean), ARG(const real, rstd),
+                            ARG(T, dweight), ARG(T, dbias), long rows, int size) {
   const long i = get_global_id(0) * VW, n = size - i;
   if (n <= 0) return;
   AT(g), AT(x), AT(mean), AT(rstd), AT(dweight), AT(dbias);
@@ -416,7 +416,7 @@ inline real share(const Window *g, int oh, int ow, int *h0, int *h1, int *w0, in
   return (real)1 / (g->divisor ? g->divisor : g->count_padding ? h * w : (*h1 - *h0) * (*w1 - *w0));
 }
 /* The maximum, with indices, or the average. */
-KERNEL void pool(Window g, ARG(const T, x), ARG(T, y), ARG(long, indices)) {
+KERNEL ITEMS(16, 4) void pool(Window g, ARG(const T, x), ARG(T, y), ARG(long, indices)) {
   const int ow = get_global_id(0), oh = get_global_id(1);
   const long plane = get_global_id(2), at = (plane * g.OH + oh) * g.OW + ow;
   if (ow >= g.OW || oh >= g.OH) return;
@@ -446,7 +446,7 @@ inline void covers(int adaptive, int i, int in, int out, int k, int s, int p, in
   *from = adaptive ? (int)((long)i * out / in) : first > 0 ? (first + s - 1) / s : 0;
   *to = adaptive ? (int)(((long)(i + 1) * out + in - 1) / in) - 1 : min((i + p) / s, out - 1);
 }
-KERNEL void pool_grad(Window g, ARG(const T, dy), ARG(const long, indices), ARG(T, dx)) {
+KERNEL ITEMS(16, 4) void pool_grad(Window g, ARG(const T, dy), ARG(const long, indices), ARG(T, dx)) {
   const int w = get_global_id(0), h = get_global_id(1);
   const long plane = get_global_id(2);
   if (w >= g.W || h >= g.H) return;

@@ -15,7 +15,8 @@ namespace kit {
 // Lists of places that kernels read, by what they follow from: made on the host once, kept on the device.
 struct Tables {
   std::mutex lock;
-  std::unordered_map<std::string, std::shared_ptr<void>> known, before;  // before: those that no call found since
+  std::unordered_map<std::string, std::shared_ptr<void>> known;
+  size_t bytes = 0;
 };
 struct Device::Parts {
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels;

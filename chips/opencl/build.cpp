@@ -15,7 +15,7 @@ const char dialect[] = R"cl(
 #define GLOBAL __global
 #define LOCAL __local
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
-#define ITEMS(n) __attribute__((reqd_work_group_size(n, 1, 1)))
+#define ITEMS(x, y) __attribute__((reqd_work_group_size(x, y, 1)))
 #define EXACT _Pragma("OPENCL FP_CONTRACT OFF")
 )cl";
 

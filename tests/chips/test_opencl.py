@@ -134,7 +134,11 @@ def test_two_threads_with_the_same_kernels() -> None:
 
 def test_streams_and_events() -> None:
     module = torch.get_device_module("opencl")
-    side, start, end = torch.Stream(DEVICE), torch.Event(DEVICE, enable_timing=True), torch.Event(DEVICE, enable_timing=True)
+    side, start, end = (
+        torch.Stream(DEVICE),
+        torch.Event(DEVICE, enable_timing=True),
+        torch.Event(DEVICE, enable_timing=True),
+    )
     x = torch.ones(1 << 18, device=DEVICE)
     start.record()
     with side:
@@ -177,7 +181,9 @@ def test_a_kernel_that_cannot_be_built_shows_the_compilers_words(tmp_path: Path)
 
 
 def test_without_the_loader_the_error_says_what_to_install(tmp_path: Path) -> None:
-    ran = run_script("import torchfl\ntorchfl.load('opencl')", env={"TORCHFL_OPENCL_LIBRARY": str(tmp_path / "none.so")})
+    ran = run_script(
+        "import torchfl\ntorchfl.load('opencl')", env={"TORCHFL_OPENCL_LIBRARY": str(tmp_path / "none.so")}
+    )
     assert ran.code != 0 and "apt install ocl-icd-libopencl1" in ran.err
 
 
@@ -232,9 +238,10 @@ def test_the_cache_is_shared_by_processes_survives_damage_and_stays_small(tmp_pa
     ran = run_script(PROGRAM, env={"TORCHFL_CACHE_DIR": str(tmp_path)})
     assert ran.out.encode() in outs, ran.err
     assert cached(tmp_path) == files
-    for f in files:  # whole again; a driver's own cache may make the same program a little longer the second time
-        assert f.stat().st_size > 0.9 * len(before[f])
-    ran = run_script(PROGRAM.replace("atan2", "pow"), env={"TORCHFL_CACHE_DIR": str(tmp_path), "TORCHFL_OPENCL_CACHE_MIB": "0"})
+    assert all(f.stat().st_size > len(before[f]) // 2 + 1 for f in files)  # built again, and kept
+    ran = run_script(
+        PROGRAM.replace("atan2", "pow"), env={"TORCHFL_CACHE_DIR": str(tmp_path), "TORCHFL_OPENCL_CACHE_MIB": "0"}
+    )
     assert ran.code == 0 and not cached(tmp_path)
 
 
@@ -243,7 +250,11 @@ def test_the_chip_is_loaded_on_request_only() -> None:
 
 
 def test_the_adapter_is_small_and_its_lines_too() -> None:
-    folder = Path(__file__).resolve().parents[2] / "chips" / "opencl"
-    lines = [line for f in folder.iterdir() if f.suffix in {".cpp", ".h", ".cl"} for line in f.read_text().splitlines()]
-    assert max(map(len, lines)) <= 120
-
+    root = Path(__file__).resolve().parents[2]
+    code = {".cpp", ".h", ".cl", ".yaml", ".txt"}
+    own, kit = (
+        [line for f in (root / name).iterdir() if f.suffix in code for line in f.read_text().splitlines()]
+        for name in ("chips/opencl", "kit")
+    )
+    assert len(own) <= 900
+    assert max(map(len, own + kit)) <= 120

@@ -156,9 +156,7 @@ def test_a_convolution_of_a_view(opencl) -> None:
 def test_padding_modes(opencl, mode) -> None:
     layer = nn.Conv2d(3, 4, 3, padding=1, padding_mode=mode)
     parameters = [p.detach() for p in layer.parameters()]
-    compare(
-        opencl, lambda x, w, b: F.conv2d(F.pad(x, (1, 1, 1, 1), mode=mode), w, b), r(2, 3, 8, 8), *parameters
-    )
+    compare(opencl, lambda x, w, b: F.conv2d(F.pad(x, (1, 1, 1, 1), mode=mode), w, b), r(2, 3, 8, 8), *parameters)
 
 
 POOLS = {
@@ -338,4 +336,3 @@ def test_minilm_embeds_without_the_cpu(opencl) -> None:
         got = model(input_ids=tokens, attention_mask=mask).last_hidden_state.cpu().double()
     assert not off_chip()
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
-

@@ -23,7 +23,7 @@ using namespace std;
 #define GLOBAL
 #define LOCAL
 #define BARRIER()
-#define ITEMS(n)
+#define ITEMS(x, y)
 #define EXACT
 typedef unsigned char uchar;
 typedef unsigned short ushort;
