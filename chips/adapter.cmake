@@ -1,11 +1,11 @@
-# uba_adapter(<chip> SOURCE <file> [SDK <target> <folder>] [STANDARD <99|11>] [FILES <file>...])
+# uba_adapter(<chip> SOURCE <file> [SDK <target> <folder>] [STANDARD <99|11>] [KIT] [FILES <file>...])
 #   builds libuba_<chip>.so, warning-free and with every symbol resolved, and installs it beside its descriptor,
 #   <chip>.yaml, README.md and FILES of the calling folder: in the package that it is part of, else in <chip>.
-#   SDK: what it links, and the folder of it in the package's _sdk.
+#   SDK: what it links, and the folder of it in the package's _sdk. KIT: with the kernel kit (kit/kit.h), in C++17.
 set(TORCHFL_INCLUDE "${CMAKE_CURRENT_LIST_DIR}/../include" CACHE PATH "Folder that holds torchfl/uba.h")
 
 function(uba_adapter chip)
-  cmake_parse_arguments(PARSE_ARGV 1 adapter "" "SOURCE;STANDARD" "SDK;FILES")
+  cmake_parse_arguments(PARSE_ARGV 1 adapter "KIT" "SOURCE;STANDARD" "SDK;FILES")
   if(NOT adapter_STANDARD)
     set(adapter_STANDARD 99)
   endif()
@@ -23,6 +23,14 @@ function(uba_adapter chip)
     target_link_libraries(uba_${chip} PRIVATE ${target})
     # $ORIGIN/../..: in the package, adapters lie in _chips/<chip> and their SDKs in _sdk.
     set_target_properties(uba_${chip} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../_sdk/${sdk}/lib")
+  endif()
+  if(adapter_KIT)
+    if(NOT TARGET uba_kit)
+      add_subdirectory(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../kit ${CMAKE_BINARY_DIR}/kit)
+    endif()
+    target_link_libraries(uba_${chip} PRIVATE uba_kit)
+    set_target_properties(uba_${chip} PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
+      CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   endif()
   if(TORCHFL_PACKAGE)
     set(folder ${TORCHFL_PACKAGE}/_chips/${chip})

@@ -1,12 +1,14 @@
 // uba_opencl.cpp: the adapter's frame: the OpenCL library, devices, memory, streams, events, and the handshake.
 //
-// Contract: see opencl.h. Devices are those of all platforms in the order in which OpenCL lists them. Counting them starts threads in
-// some drivers, and the host counts before it forks: so a child process counts, unless OpenCL is at work here already.
+// Contract: see opencl.h. Devices are those of all platforms in the order in which OpenCL lists them. Counting them
+// starts threads in some drivers, and the host counts before it forks: so a child process counts, unless OpenCL is at
+// work here already.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "opencl.h"
@@ -14,23 +16,24 @@
 namespace opencl {
 namespace {
 
-const uba_host *host;
-constexpr uint64_t kTag = uint64_t(1) << 62, kSlotShift = 40;  // no CPU can use such an address: a mistake shows at once
+using kit::host;
+constexpr uint64_t kTag = uint64_t(1) << 62,
+                   kSlotShift = 40;  // no CPU can use such an address: a mistake shows at once
 constexpr char kInstall[] =
-    "install the OpenCL loader and a driver for your device (Debian: apt install ocl-icd-libopencl1, and pocl-opencl-icd "
+    "install the OpenCL loader and a driver for your device (Debian: apt install ocl-icd-libopencl1, and "
+    "pocl-opencl-icd "
     "to use the CPU; for a GPU or FPGA its vendor's), and see `clinfo -l`";
 
 std::atomic<int32_t> known_count{-1};
 
 void load_library() {
   static const bool loaded = [] {
-    void *library = nullptr;
-    for (const char *name : {"libOpenCL.so.1", "libOpenCL.so", "/System/Library/Frameworks/OpenCL.framework/OpenCL"})
-      if (!library) library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-    if (!library) throw Failure{UBA_FAILED, 0, std::string("there is no libOpenCL.so.1: ") + kInstall};
+    const char *named = std::getenv("TORCHFL_OPENCL_LIBRARY"), *name = named ? named : "libOpenCL.so.1";
+    void *library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) throw Failure{UBA_FAILED, 0, std::string("there is no ") + name + ": " + kInstall};
 #define CL_FIND(name)                                                                        \
   if (!(cl::name = reinterpret_cast<decltype(cl::name)>(dlsym(library, "cl" #name))))        \
-    throw Failure{UBA_FAILED, 0, "libOpenCL.so.1 lacks cl" #name ": it must be of version 1.2 or newer"};
+    throw Failure{UBA_FAILED, 0, "the OpenCL library lacks cl" #name ": it must be of version 1.2 or newer"};
     CL_FUNCTIONS(CL_FIND)
     return true;
   }();
@@ -99,17 +102,6 @@ T device_number(cl_device_id id, cl_device_info what) {
   return value;
 }
 
-void open_queue(Device &device, Stream &stream) {
-  cl_int code;
-  stream.device = &device;
-  stream.queue = cl::CreateCommandQueue(device.context, device.id, CL_QUEUE_PROFILING_ENABLE, &code);
-  check(code, "clCreateCommandQueue");
-}
-void close_queue(Stream &stream) {
-  if (stream.scratch) cl::ReleaseMemObject(stream.scratch);
-  if (stream.queue) cl::ReleaseCommandQueue(stream.queue);
-}
-
 uba_status open_device(int32_t index, void **device) {
   return guard([&] {
     const std::vector<Found> found = find_devices();
@@ -117,45 +109,44 @@ uba_status open_device(int32_t index, void **device) {
     if (index < 0 || size_t(index) >= found.size())
       throw Failure{UBA_INVALID_VALUE, 0, "there is no OpenCL device " + std::to_string(index) + ": " + kInstall};
     auto made = std::make_unique<Device>();
-    made->platform = found[size_t(index)].platform, made->id = found[size_t(index)].id;
-    const cl_device_id id = made->id;
+    Device &d = *made;
+    d.platform = found[size_t(index)].platform, d.id = found[size_t(index)].id;
     char version[256] = "";
-    cl::GetPlatformInfo(made->platform, CL_PLATFORM_VERSION, sizeof(version) - 1, version, nullptr);
-    made->name = device_text(id, CL_DEVICE_NAME);
-    made->versions = device_text(id, CL_DRIVER_VERSION) + '\n' + device_text(id, CL_DEVICE_VERSION) + '\n' + version;
-    made->total = device_number<cl_ulong>(id, CL_DEVICE_GLOBAL_MEM_SIZE);
-    made->largest = device_number<cl_ulong>(id, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
-    made->parameters = device_number<size_t>(id, CL_DEVICE_MAX_PARAMETER_SIZE);
-    made->units = device_number<cl_uint>(id, CL_DEVICE_MAX_COMPUTE_UNITS);
-    made->cpu = device_number<cl_device_type>(id, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_CPU;
-    made->fp64 = device_number<cl_device_fp_config>(id, CL_DEVICE_DOUBLE_FP_CONFIG) != 0;
-    made->slots.reset(new cl_mem[Device::slot_count]());
-    made->slot_bytes.reset(new uint64_t[Device::slot_count]());
-    for (size_t slot = Device::slot_count; slot-- > 0;) made->free_slots.push_back(uint32_t(slot));
+    cl::GetPlatformInfo(d.platform, CL_PLATFORM_VERSION, sizeof(version) - 1, version, nullptr);
+    d.name = device_text(d.id, CL_DEVICE_NAME);
+    d.total = device_number<cl_ulong>(d.id, CL_DEVICE_GLOBAL_MEM_SIZE);
+    d.largest = device_number<cl_ulong>(d.id, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
+    d.parameter_bytes = device_number<size_t>(d.id, CL_DEVICE_MAX_PARAMETER_SIZE);
+    d.units = device_number<cl_uint>(d.id, CL_DEVICE_MAX_COMPUTE_UNITS);
+    d.cpu = device_number<cl_device_type>(d.id, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_CPU;
+    if (d.cpu) d.lanes = std::max<cl_uint>(4, device_number<cl_uint>(d.id, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT));
+    d.fp64 = device_number<cl_device_fp_config>(d.id, CL_DEVICE_DOUBLE_FP_CONFIG) != 0;
+    if (!d.fp64) d.options = "-cl-single-precision-constant ";
+    if (device_number<cl_device_fp_config>(d.id, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT)
+      d.options += "-cl-fp32-correctly-rounded-divide-sqrt ";
+    d.options += "-w ";  // warnings are for those who write the kernels, and some compilers print them
+    if (const char *more = std::getenv("TORCHFL_OPENCL_OPTIONS")) d.options += std::string(more) + ' ';
+    d.versions = device_text(d.id, CL_DRIVER_VERSION) + '\n' + device_text(d.id, CL_DEVICE_VERSION) + '\n' + version +
+                 '\n' + d.options;
+    d.dialect = dialect, d.folder = "opencl";
+    if (const char *kept = std::getenv("TORCHFL_OPENCL_CACHE_MIB")) d.kept_bytes = std::strtoull(kept, nullptr, 10) << 20;
+    for (size_t slot = Device::slot_count; slot-- > 0;) d.free_slots.push_back(uint32_t(slot));
     cl_int code;
-    const cl_context_properties wanted[] = {CL_CONTEXT_PLATFORM, cl_context_properties(made->platform), 0};
-    made->context = cl::CreateContext(wanted, 1, &id, nullptr, nullptr, &code);
+    const cl_context_properties wanted[] = {CL_CONTEXT_PLATFORM, cl_context_properties(d.platform), 0};
+    d.context = cl::CreateContext(wanted, 1, &d.id, nullptr, nullptr, &code);
     check(code, "clCreateContext");
-    open_queue(*made, made->queue);
-    *device = made.release();
+    d.queue = std::make_unique<Stream>(d);
+    d.stream = d.queue.get();
+    *device = static_cast<kit::Device *>(made.release());
   });
 }
 uba_status close_device(void *device) {
-  return guard([&] {
-    Device *d = static_cast<Device *>(device);
-    cl::Finish(d->queue.queue);
-    for (auto &[key, kernel] : d->kernels) cl::ReleaseKernel(kernel->handle);
-    for (size_t slot = 0; slot < Device::slot_count; slot++)
-      if (d->slots[slot]) cl::ReleaseMemObject(d->slots[slot]);
-    close_queue(d->queue);
-    cl::ReleaseContext(d->context);
-    delete d;
-  });
+  return delete &device_of(device), UBA_OK;
 }
 
 uba_status properties(void *device, uba_properties *p) {
   return guard([&] {
-    Device &d = *static_cast<Device *>(device);
+    Device &d = device_of(device);
     std::strncpy(p->name, d.name.c_str(), sizeof(p->name) - 1);
     p->total_memory = d.total, p->max_allocation = d.largest;
     p->max_rank = 8;
@@ -169,17 +160,18 @@ uba_status properties(void *device, uba_properties *p) {
 // Drivers hand out memory that they do not have and fail when it is first used: so it is used here.
 cl_mem allocate(Device &d, uint64_t bytes) {
   auto full = [&](cl_int code) {
-    return Failure{UBA_OUT_OF_MEMORY, code, "OpenCL has no " + std::to_string(bytes) + " bytes for a buffer: " +
-                   std::to_string(d.used) + " of " + std::to_string(d.total) + " are in use, and one buffer has at most " +
-                   std::to_string(d.largest)};
+    return Failure{UBA_OUT_OF_MEMORY, code,
+                   "OpenCL has no " + std::to_string(bytes) + " bytes for a buffer: " + std::to_string(d.used) +
+                       " of " + std::to_string(d.total) + " are in use, and one buffer has at most " +
+                       std::to_string(d.largest)};
   };
   if (bytes > d.largest || d.used + bytes > d.total) throw full(CL_MEM_OBJECT_ALLOCATION_FAILURE);
   cl_int code;
   cl_mem memory = cl::CreateBuffer(d.context, CL_MEM_READ_WRITE, bytes, nullptr, &code);
   if (memory && code == CL_SUCCESS) {
-    code = cl::EnqueueMigrateMemObjects(d.queue.queue, 1, &memory, CL_MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED, 0, nullptr,
+    code = cl::EnqueueMigrateMemObjects(d.queue->queue, 1, &memory, CL_MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED, 0, nullptr,
                                         nullptr);
-    if (code == CL_SUCCESS) code = cl::Finish(d.queue.queue);
+    if (code == CL_SUCCESS) code = cl::Finish(d.queue->queue);
     if (code != CL_SUCCESS) cl::ReleaseMemObject(memory);
   }
   if (code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_RESOURCES || code == CL_OUT_OF_HOST_MEMORY ||
@@ -192,7 +184,7 @@ cl_mem allocate(Device &d, uint64_t bytes) {
 
 uba_status alloc(void *device, uint64_t bytes, void **ptr) {
   return guard([&] {
-    Device &d = *static_cast<Device *>(device);
+    Device &d = device_of(device);
     cl_mem memory = allocate(d, bytes);
     std::lock_guard<std::mutex> lock(d.slots_lock);
     if (d.free_slots.empty()) {
@@ -205,14 +197,15 @@ uba_status alloc(void *device, uint64_t bytes, void **ptr) {
     *ptr = reinterpret_cast<void *>(kTag | uint64_t(slot) << kSlotShift);
   });
 }
+cl_mem memory_of(const Buffer &buffer) { return static_cast<cl_mem>(buffer.memory); }
 size_t slot_of(const void *address) {
   return (reinterpret_cast<uint64_t>(address) & (kTag - 1)) >> kSlotShift;
 }
 uba_status release(void *device, void *ptr) {
   return guard([&] {
-    Device &d = *static_cast<Device *>(device);
+    Device &d = device_of(device);
     const size_t slot = slot_of(ptr);
-    const cl_mem memory = buffer_at(d, ptr).memory;
+    const cl_mem memory = memory_of(d.at(ptr));
     std::lock_guard<std::mutex> lock(d.slots_lock);
     d.used -= d.slot_bytes[slot], d.slots[slot] = nullptr;
     d.free_slots.push_back(uint32_t(slot));
@@ -220,55 +213,56 @@ uba_status release(void *device, void *ptr) {
   });
 }
 uba_status memory_info(void *device, uint64_t *free_bytes, uint64_t *total) {
-  Device &d = *static_cast<Device *>(device);
+  Device &d = device_of(device);
   return *total = d.total, *free_bytes = d.total - std::min<uint64_t>(d.used, d.total), UBA_OK;
 }
 
 uba_status copy(void *device, void *stream, void *dst, const void *src, uint64_t bytes, int32_t direction) {
   return guard([&] {
-    Device &d = *static_cast<Device *>(device);
+    Device &d = device_of(device);
     Stream &s = stream_of(device, stream);
     if (bytes == 0) return;
-    const Buffer to = direction == UBA_DEVICE_TO_HOST ? Buffer{} : buffer_at(d, dst);
-    const Buffer from = direction == UBA_HOST_TO_DEVICE ? Buffer{} : buffer_at(d, src);
+    const Buffer to = direction == UBA_DEVICE_TO_HOST ? Buffer{} : d.at(dst);
+    const Buffer from = direction == UBA_HOST_TO_DEVICE ? Buffer{} : d.at(src);
     if (direction == UBA_HOST_TO_DEVICE) {
-      check(cl::EnqueueWriteBuffer(s.queue, to.memory, CL_FALSE, to.offset, bytes, src, 0, nullptr, nullptr), "write");
+      check(cl::EnqueueWriteBuffer(s.queue, memory_of(to), CL_FALSE, to.offset, bytes, src, 0, nullptr, nullptr), "write");
     } else if (direction == UBA_DEVICE_TO_HOST) {
-      check(cl::EnqueueReadBuffer(s.queue, from.memory, CL_FALSE, from.offset, bytes, dst, 0, nullptr, nullptr), "read");
+      check(cl::EnqueueReadBuffer(s.queue, memory_of(from), CL_FALSE, from.offset, bytes, dst, 0, nullptr, nullptr),
+            "read");
     } else if (to.memory == from.memory && to.offset < from.offset + bytes && from.offset < to.offset + bytes) {
-      const Buffer between = scratch(s, bytes);
-      check(cl::EnqueueCopyBuffer(s.queue, from.memory, between.memory, from.offset, 0, bytes, 0, nullptr, nullptr), "copy");
-      check(cl::EnqueueCopyBuffer(s.queue, between.memory, to.memory, 0, to.offset, bytes, 0, nullptr, nullptr), "copy");
+      const Buffer between = s.scratch(bytes);
+      check(cl::EnqueueCopyBuffer(s.queue, memory_of(from), memory_of(between), from.offset, 0, bytes, 0, nullptr, nullptr),
+            "copy");
+      check(cl::EnqueueCopyBuffer(s.queue, memory_of(between), memory_of(to), 0, to.offset, bytes, 0, nullptr, nullptr),
+            "copy");
     } else {
-      check(cl::EnqueueCopyBuffer(s.queue, from.memory, to.memory, from.offset, to.offset, bytes, 0, nullptr, nullptr),
+      check(cl::EnqueueCopyBuffer(s.queue, memory_of(from), memory_of(to), from.offset, to.offset, bytes, 0, nullptr, nullptr),
             "copy");
     }
   });
 }
 uba_status fill(void *device, void *stream, void *dst, uint64_t bytes, int32_t value) {
   return guard([&] {
-    const Buffer to = buffer_at(*static_cast<Device *>(device), dst);
+    const Buffer to = device_of(device).at(dst);
     const cl_uchar byte = cl_uchar(value);
     Stream &s = stream_of(device, stream);
-    check(cl::EnqueueFillBuffer(s.queue, to.memory, &byte, 1, to.offset, bytes, 0, nullptr, nullptr), "clEnqueueFillBuffer");
+    check(cl::EnqueueFillBuffer(s.queue, memory_of(to), &byte, 1, to.offset, bytes, 0, nullptr, nullptr),
+          "clEnqueueFillBuffer");
   });
 }
 
 // ------------------------------------------------------------------------------------------------ streams and events
 
 uba_status synchronize(void *device, void *stream) {
-  return guard([&] { check(cl::Finish(stream_of(device, stream).queue), "the work of this stream"); });
+  return guard([&] { stream_of(device, stream).finish(); });
 }
 uba_status stream_create(void *device, int32_t, void **stream) {
   return guard([&] {
-    auto made = std::make_unique<Stream>();
-    open_queue(*static_cast<Device *>(device), *made);
-    *stream = made.release();
+    *stream = static_cast<kit::Stream *>(new Stream(device_of(device)));
   });
 }
 uba_status stream_destroy(void *, void *stream) {
-  Stream *s = static_cast<Stream *>(stream);
-  return close_queue(*s), delete s, UBA_OK;
+  return delete static_cast<kit::Stream *>(stream), UBA_OK;
 }
 
 struct Event {
@@ -343,31 +337,62 @@ void check(cl_int code, const char *what) {
     status = UBA_OUT_OF_MEMORY;
   throw Failure{status, code, std::string("OpenCL error ") + std::to_string(code) + " from " + what};
 }
-uba_status tell(const Failure &failure) {
-  if (host) host->set_error(failure.code, failure.text.c_str());
-  return failure.status;
+
+Stream::Stream(Device &of) : kit::Stream(of) {
+  cl_int code;
+  queue = cl::CreateCommandQueue(of.context, of.id, CL_QUEUE_PROFILING_ENABLE, &code);
+  check(code, "clCreateCommandQueue");
+}
+Stream::~Stream() {
+  for (cl_mem memory : {room, flag})
+    if (memory) cl::ReleaseMemObject(memory);
+  static_cast<Device &>(device).used -= room_bytes + (flag ? sizeof(cl_int) : 0);
+  if (queue) cl::ReleaseCommandQueue(queue);
+}
+Buffer Stream::scratch(uint64_t bytes) {
+  if (bytes > room_bytes) {
+    Device &d = static_cast<Device &>(device);
+    const uint64_t wanted = std::max<uint64_t>(bytes + bytes / 2, 1 << 20);
+    cl_mem made = allocate(d, wanted);
+    if (room) cl::ReleaseMemObject(room), d.used -= room_bytes;  // OpenCL keeps it while it is in use
+    room = made, room_bytes = wanted;
+  }
+  return {room, 0};
+}
+void *Stream::fault() {
+  const cl_int none = 0;
+  if (!flag) {
+    flag = allocate(static_cast<Device &>(device), sizeof(none));
+    check(cl::EnqueueWriteBuffer(queue, flag, CL_TRUE, 0, sizeof(none), &none, 0, nullptr, nullptr), "write");
+  }
+  return may_fault = true, flag;
+}
+void Stream::finish() {
+  check(cl::Finish(queue), "the work of this stream");
+  if (!may_fault) return;
+  cl_int fault = 0;
+  const cl_int none = 0;
+  check(cl::EnqueueReadBuffer(queue, flag, CL_TRUE, 0, sizeof(fault), &fault, 0, nullptr, nullptr), "read");
+  may_fault = false;
+  if (!fault) return;
+  check(cl::EnqueueWriteBuffer(queue, flag, CL_TRUE, 0, sizeof(none), &none, 0, nullptr, nullptr), "write");
+  throw kit::fault();
 }
 
-Buffer buffer_at(Device &device, const void *address) {
+Device::~Device() {
+  if (queue) cl::Finish(queue->queue);
+  forget();
+  queue.reset();
+  for (size_t slot = 0; slot < slot_count; slot++)
+    if (slots[slot]) cl::ReleaseMemObject(slots[slot]);
+  if (context) cl::ReleaseContext(context);
+}
+Buffer Device::at(const void *address) {
   const uint64_t value = reinterpret_cast<uint64_t>(address);
   const size_t slot = slot_of(address);
-  if (!(value & kTag) || slot >= Device::slot_count || !device.slots[slot])
+  if (!(value & kTag) || slot >= slot_count || !slots[slot])
     throw Failure{UBA_INVALID_VALUE, 0, "this is no address of the device's memory"};
-  return {device.slots[slot], value & ((uint64_t(1) << kSlotShift) - 1)};
-}
-Buffer scratch(Stream &stream, uint64_t bytes) {
-  if (bytes > stream.scratch_bytes) {
-    const uint64_t wanted = std::max<uint64_t>(bytes + bytes / 2, 1 << 20);
-    cl_mem made = allocate(*stream.device, wanted);
-    // OpenCL keeps the old one until the work that uses it has passed.
-    if (stream.scratch) cl::ReleaseMemObject(stream.scratch), stream.device->used -= stream.scratch_bytes;
-    stream.scratch = made, stream.scratch_bytes = wanted;
-  }
-  return {stream.scratch, 0};
-}
-int64_t item_size(int32_t dtype) {
-  static const int8_t sizes[] = {1, 2, 2, 4, 8, 1, 1, 2, 4, 8, 1, 8, 16, 1, 1, 2, 4, 8, 4};
-  return dtype > 0 && dtype < int32_t(sizeof(sizes)) ? sizes[dtype] : 1;
+  return {slots[slot], value & ((uint64_t(1) << kSlotShift) - 1)};
 }
 
 }  // namespace opencl
@@ -382,16 +407,16 @@ const uba_adapter *uba_query(uint32_t host_abi, const uba_host *the_host) {
   (void)host_abi;
   return guard([&] {
            if (!kernels.empty()) return;
-           for (const KernelTable &table : {vector_kernels(), data_kernels(), nn_kernels()})
-             kernels.insert(kernels.end(), table.kernels, table.kernels + table.count);
+           kernels = kit::kernels();
            api.header = uba_header UBA_HEADER(uba_device_api), api.properties = properties;
            api.alloc = alloc, api.free = release, api.copy = copy, api.fill = fill, api.synchronize = synchronize;
            api.stream_create = stream_create, api.stream_destroy = stream_destroy, api.stream_query = stream_query;
            api.event_create = event_create, api.event_destroy = event_destroy, api.event_record = event_record;
            api.event_wait = event_wait, api.event_query = event_query, api.event_synchronize = event_synchronize;
            api.event_elapsed = event_elapsed, api.memory_info = memory_info;
-           api.copy_nd = copy_nd, api.fill_nd = fill_nd;
-           api.program_compile = program_compile, api.program_run = program_run, api.program_release = program_release;
+           api.copy_nd = kit::copy_nd, api.fill_nd = kit::fill_nd;
+           api.program_compile = kit::program_compile, api.program_run = kit::program_run;
+           api.program_release = kit::program_release;
            adapter = {UBA_HEADER(uba_adapter), "opencl", "1.0.0", "1.2", device_count, open_device, close_device, &api,
                       kernels.data(), int64_t(kernels.size())};
          }) == UBA_OK

@@ -187,10 +187,9 @@ typedef struct uba_program {
   int32_t block_count;  /* memory blocks that the steps name, from 0 */
   int32_t number_count; /* of UBA_NUMBER */
 
-  /* Since 1.3. `block_count` each: where the block lies in the host's scratch memory, in bytes, which blocks that are not needed at the
-   * same time share (-1: not there); and whether its contents are of no use after these steps. */
-  const int64_t *places;
-  const uint8_t *dead;
+  /* Since 1.3, `block_count` each */
+  const int64_t *places; /* bytes into memory that blocks share which are not needed together; -1: alone */
+  const uint8_t *dead;   /* 1 = its contents are of no use after these steps */
 } uba_program;
 
 /* One run of a compiled program. */

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from helpers import OwnProcess
+from opencl_support import missing
 
-CHIPS = ("npu_v3", "fpga_mm")
+CHIPS = ("npu_v3", "fpga_mm", "opencl")
 
 
 def device_of(chip: str) -> Any:
@@ -45,6 +46,8 @@ class EveryChip:
 
         @pytest.mark.parametrize("chip", list(self.processes))
         def report(chip: str) -> None:
+            if chip == "opencl" and missing():
+                pytest.skip(missing())
             self.processes[chip].report(function.__name__)
 
         report.__name__, report.__doc__, report.__module__ = function.__name__, function.__doc__, function.__module__

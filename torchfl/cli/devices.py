@@ -39,7 +39,7 @@ def devices(
     if as_json:
         out_json(rows)
     elif rows:
-        shown = table("device", "chip", "name", "SDK", "adapter", "memory", "busy", "power", "temperature")
+        shown = table("device", "chip", "SDK", "adapter", "memory", "busy", "power", "temperature")
         for row in rows:
             shown.add_row(*(_text(row)))
         console().print(shown)
@@ -82,8 +82,7 @@ def _text(row: dict[str, Any]) -> list[str]:
         escape(text)
         for text in (
             row["device"],
-            row["chip"],
-            row["name"],
+            row["chip"] if row["name"] in ("", row["chip"]) else f"{row['chip']}: {row['name']}",
             row["sdk_version"] or "?",
             row["adapter_version"] or "?",
             bytes_text(row["memory_bytes"]),

@@ -1,16 +1,17 @@
-// vector.cpp: the code generator for elementwise work: one call of an instruction or operator, or a whole program of them,
-// becomes one kernel.
+// vector.cpp: the code generator for elementwise work: one call of an instruction or operator, or a whole program of
+// them, becomes one kernel.
 //
-// Contract: a Segment is a list of nodes over tensors (leaves) of one common shape. Its kernel is known by what tells it from others:
-// the nodes, dtypes, the rank after dimensions were joined, and which leaves are walked through contiguously; sizes,
-// strides, offsets and numbers are arguments. Each work-item loads what it needs, computes all nodes and stores: so a
-// leaf may be written where it was read, at the same place, and nothing else may overlap.
+// Contract: a Segment is a list of nodes over tensors (leaves) of one common shape. Its kernel is known by what tells
+// it from others: the nodes, dtypes, the rank after dimensions were joined, and which leaves are walked through
+// contiguously; sizes, strides, offsets and numbers are arguments. Each work-item loads what it needs, computes all
+// nodes and stores: so a leaf may be written where it was read, at the same place, and nothing else may overlap.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
-#include "opencl.h"
+#include "parts.h"
 
-namespace opencl {
+namespace kit {
 
 extern const char vector_prelude[] =
 #include "vector.inc"
@@ -22,20 +23,25 @@ int64_t bits_of(const uba_value &v, int32_t dtype) {
   const double d = v.kind == UBA_INT ? double(v.v.i) : v.v.d;
   const float f = v.kind == UBA_INT ? float(v.v.i) : float(v.v.d);
   int64_t bits = 0;
-  if (is_float(dtype)) std::memcpy(&bits, &f, sizeof(f));
-  else if (dtype == UBA_DTYPE_FLOAT64) std::memcpy(&bits, &d, sizeof(d));
-  else if (dtype == UBA_DTYPE_BOOL) bits = d != 0;
-  else bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
+  if (is_float(dtype))
+    std::memcpy(&bits, &f, sizeof(f));
+  else if (dtype == UBA_DTYPE_FLOAT64)
+    std::memcpy(&bits, &d, sizeof(d));
+  else if (dtype == UBA_DTYPE_BOOL)
+    bits = d != 0;
+  else
+    bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
   return bits;
 }
 
 namespace {
 
 enum { kCompare = 1, kScalar = 2, kWide = 4, kWord = 8, kCast = 16, kOrder = 32 };
-// An operator or instruction as OpenCL C. $0 to $3 are the operands, $T the type of the operation, $U the unsigned one
-// for integers (which wrap there), $S its element. `whole` is for integers, where that differs.
-// kCompare: the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the argument
-// "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the wrong order.
+// An operator or instruction in the kernel language. $0 to $3 are the operands, $T the type of the operation, $U the
+// unsigned one for integers (which wrap there), $S its element. `whole` is for integers, where that differs. kCompare:
+// the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the argument
+// "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the wrong
+// order.
 struct Form {
   const char *name, *real;
   int flags = 0;
@@ -44,43 +50,95 @@ struct Form {
 #define WRAP(op) "($T)(($U)$0 " op " ($U)$1)"
 constexpr char kMax[] = "SEL($T, ($0 > $1) | ($0 != $0), $0, $1)", kMin[] = "SEL($T, ($0 < $1) | ($0 != $0), $0, $1)";
 constexpr char kMaxInt[] = "max($0, $1)", kMinInt[] = "min($0, $1)";
-const Form forms[] = {
-    {"vcast", "$0", kCast}, {"copy_nd", "$0", kCast}, {"vfill", "$0"},
-    {"vneg", "-$0", 0, "($T)(0 - ($U)$0)"}, {"vabs", "fabs($0)", 0, "($0 < 0 ? ($T)(0 - ($U)$0) : $0)"},
-    {"vnot", "$0 == 0", 0, "($T)~$0"}, {"vfloor", "floor($0)"}, {"vceil", "ceil($0)"}, {"vtrunc", "trunc($0)"},
-    {"vround", "rint($0)"}, {"vsqrt", "sqrt($0)"}, {"vrsqrt", "rsqrt($0)"}, {"vexp", "exp($0)"}, {"vexp2", "exp2($0)"},
-    {"vexpm1", "expm1($0)"}, {"vlog", "log($0)"}, {"vlog2", "log2($0)"}, {"vlog10", "log10($0)"},
-    {"vlog1p", "log1p($0)"}, {"vsin", "sin($0)"}, {"vcos", "cos($0)"}, {"vtan", "tan($0)", kWide},
-    {"vasin", "asin($0)"}, {"vacos", "acos($0)"}, {"vatan", "atan($0)"}, {"vsinh", "sinh($0)"},
-    {"vcosh", "cosh($0)"}, {"vtanh", "tanh($0)"}, {"vasinh", "asinh($0)"}, {"vacosh", "acosh($0)"},
-    {"vatanh", "atanh($0)"}, {"verf", "erf($0)"}, {"verfc", "erfc($0)"},
-    {"verfinv", "($T)erf_inverse($0)", kScalar}, {"vlgamma", "($T)log_gamma($0)", kScalar},
-    {"vdigamma", "($T)digamma($0)", kScalar}, {"vadd", "$0 + $1", 0, WRAP("+")}, {"vsub", "$0 - $1", 0, WRAP("-")},
-    {"vmul", "$0 * $1", 0, WRAP("*")}, {"vdiv", "$0 / $1"}, {"vidiv", "", kScalar, "IDIV($T, $U, $0, $1)"},
-    {"vmax", kMax, 0, kMaxInt}, {"vmin", kMin, 0, kMinInt}, {"vpow", "pow($0, $1)", 0, "($T)whole_power($0, $1)"},
-    {"vfmod", "fmod($0, $1)", 0, "IMOD($T, $0, $1)"}, {"vremainder", "REM($T, $0, $1, fmod($0, $1))", 0,
-     "REM($T, $0, $1, IMOD($T, $0, $1))"}, {"vatan2", "atan2($0, $1)"}, {"vcopysign", "copysign($0, $1)"},
-    {"vnextafter", "nextafter($0, $1)"}, {"vand", "$0 & $1"}, {"vor", "$0 | $1"}, {"vxor", "$0 ^ $1"},
-    {"vshl", "", 0, "SHL($T, $U, $0, $1)"}, {"vshr", "", 0, "SHR($T, $0, $1)"}, {"vgcd", "", 0, "($T)gcd($0, $1)"},
-    {"vigamma", "($T)gamma_ratio($0, $1, 0)", kScalar}, {"vigammac", "($T)gamma_ratio($0, $1, 1)", kScalar},
-    {"vzeta", "($T)hurwitz_zeta($0, $1)", kScalar}, {"veq", "$0 == $1", kCompare}, {"vne", "$0 != $1", kCompare},
-    {"vlt", "$0 < $1", kCompare | kOrder}, {"vle", "$0 <= $1", kCompare | kOrder}, {"vgt", "$0 > $1", kCompare | kOrder},
-    {"vge", "$0 >= $1", kCompare | kOrder}, {"vselect", "SEL($T, $0, $1, $2)"},
-    // ---- operators, where more than an instruction
-    {"add", "$0 + $2 * $1", 0, "($T)(($U)$0 + ($U)$2 * ($U)$1)"}, {"sub", "$0 - $2 * $1", 0,
-     "($T)(($U)$0 - ($U)$2 * ($U)$1)"}, {"rsub", "$1 - $2 * $0", 0, "($T)(($U)$1 - ($U)$2 * ($U)$0)"},
-    {"addcmul", "$0 + $3 * $1 * $2", 0, "($T)(($U)$0 + ($U)$3 * ($U)$1 * ($U)$2)"}, {"addcdiv", "$0 + $3 * ($1 / $2)"},
-    {"lerp", "SEL($T, fabs($2) < ($S)0.5, $0 + $2 * ($1 - $0), $1 - ($1 - $0) * (1 - $2))"},
-    {"masked_fill", "SEL($T, $1, $2, $0)"}, {"reciprocal", "1 / $0"}, {"relu", "SEL($T, $0 <= 0, 0, $0)"},
-    {"threshold_backward", "SEL($T, $1 <= $2, 0, $0)"}, {"sigmoid", "1 / (1 + exp(-$0))"},
-    {"sigmoid_backward", "$0 * ((1 - $1) * $1)"}, {"tanh_backward", "$0 * (1 - $1 * $1)"},
-    {"silu", "$0 / (1 + exp(-$0))"}, 
-    {"gelu", "($S)0.5 * $0 * (1 + erf($0 * ($S)0.7071067811865476))", kWord},
-    {"gelu_tanh", "($S)0.5 * $0 * (1 + tanh(GELU_INNER($S, $0)))"},
-    {"gelu_backward", "GELU_GRAD($S, $0, $1)", kWord}, {"gelu_backward_tanh", "GELU_TANH_GRAD($S, $0, $1)"},
-    {"logical_not", "$0 == 0", kCompare}, {"isnan", "$0 != $0", kCompare},
-    {"logical_and", "($0 != 0) & ($1 != 0)", kCompare}, {"logical_or", "($0 != 0) | ($1 != 0)", kCompare},
-    {"logical_xor", "($0 != 0) ^ ($1 != 0)", kCompare}};
+const Form forms[] = {{"vcast", "$0", kCast},
+                      {"copy_nd", "$0", kCast},
+                      {"vfill", "$0"},
+                      {"vneg", "-$0", 0, "($T)(0 - ($U)$0)"},
+                      {"vabs", "fabs($0)", 0, "($0 < 0 ? ($T)(0 - ($U)$0) : $0)"},
+                      {"vnot", "$0 == 0", 0, "($T)~$0"},
+                      {"vfloor", "floor($0)"},
+                      {"vceil", "ceil($0)"},
+                      {"vtrunc", "trunc($0)"},
+                      {"vround", "rint($0)"},
+                      {"vsqrt", "sqrt($0)"},
+                      {"vrsqrt", "rsqrt($0)"},
+                      {"vexp", "exp($0)"},
+                      {"vexp2", "exp2($0)"},
+                      {"vexpm1", "expm1($0)"},
+                      {"vlog", "log($0)"},
+                      {"vlog2", "log2($0)"},
+                      {"vlog10", "log10($0)"},
+                      {"vlog1p", "log1p($0)"},
+                      {"vsin", "sin($0)"},
+                      {"vcos", "cos($0)"},
+                      {"vtan", "tan($0)", kWide},
+                      {"vasin", "asin($0)"},
+                      {"vacos", "acos($0)"},
+                      {"vatan", "atan($0)"},
+                      {"vsinh", "sinh($0)"},
+                      {"vcosh", "cosh($0)"},
+                      {"vtanh", "tanh($0)"},
+                      {"vasinh", "asinh($0)"},
+                      {"vacosh", "acosh($0)"},
+                      {"vatanh", "atanh($0)"},
+                      {"verf", "erf($0)"},
+                      {"verfc", "erfc($0)"},
+                      {"verfinv", "($T)erf_inverse($0)", kScalar},
+                      {"vlgamma", "($T)log_gamma($0)", kScalar},
+                      {"vdigamma", "($T)digamma($0)", kScalar},
+                      {"vadd", "$0 + $1", 0, WRAP("+")},
+                      {"vsub", "$0 - $1", 0, WRAP("-")},
+                      {"vmul", "$0 * $1", 0, WRAP("*")},
+                      {"vdiv", "$0 / $1"},
+                      {"vidiv", "", kScalar, "IDIV($T, $U, $0, $1)"},
+                      {"vmax", kMax, 0, kMaxInt},
+                      {"vmin", kMin, 0, kMinInt},
+                      {"vpow", "pow($0, $1)", 0, "($T)whole_power($0, $1)"},
+                      {"vfmod", "fmod($0, $1)", 0, "IMOD($T, $0, $1)"},
+                      {"vremainder", "REM($T, $0, $1, fmod($0, $1))", 0, "REM($T, $0, $1, IMOD($T, $0, $1))"},
+                      {"vatan2", "atan2($0, $1)"},
+                      {"vcopysign", "copysign($0, $1)"},
+                      {"vnextafter", "nextafter($0, $1)"},
+                      {"vand", "$0 & $1"},
+                      {"vor", "$0 | $1"},
+                      {"vxor", "$0 ^ $1"},
+                      {"vshl", "", 0, "SHL($T, $U, $0, $1)"},
+                      {"vshr", "", 0, "SHR($T, $0, $1)"},
+                      {"vgcd", "", 0, "($T)gcd($0, $1)"},
+                      {"vigamma", "($T)gamma_ratio($0, $1, 0)", kScalar},
+                      {"vigammac", "($T)gamma_ratio($0, $1, 1)", kScalar},
+                      {"vzeta", "($T)hurwitz_zeta($0, $1)", kScalar},
+                      {"veq", "$0 == $1", kCompare},
+                      {"vne", "$0 != $1", kCompare},
+                      {"vlt", "$0 < $1", kCompare | kOrder},
+                      {"vle", "$0 <= $1", kCompare | kOrder},
+                      {"vgt", "$0 > $1", kCompare | kOrder},
+                      {"vge", "$0 >= $1", kCompare | kOrder},
+                      {"vselect", "SEL($T, $0, $1, $2)"},
+                      // ---- operators, where more than an instruction
+                      {"add", "$0 + $2 * $1", 0, "($T)(($U)$0 + ($U)$2 * ($U)$1)"},
+                      {"sub", "$0 - $2 * $1", 0, "($T)(($U)$0 - ($U)$2 * ($U)$1)"},
+                      {"rsub", "$1 - $2 * $0", 0, "($T)(($U)$1 - ($U)$2 * ($U)$0)"},
+                      {"addcmul", "$0 + $3 * $1 * $2", 0, "($T)(($U)$0 + ($U)$3 * ($U)$1 * ($U)$2)"},
+                      {"addcdiv", "$0 + $3 * ($1 / $2)"},
+                      {"lerp", "SEL($T, fabs($2) < ($S)0.5, $0 + $2 * ($1 - $0), $1 - ($1 - $0) * (1 - $2))"},
+                      {"masked_fill", "SEL($T, $1, $2, $0)"},
+                      {"reciprocal", "1 / $0"},
+                      {"relu", "SEL($T, $0 <= 0, 0, $0)"},
+                      {"threshold_backward", "SEL($T, $1 <= $2, 0, $0)"},
+                      {"sigmoid", "1 / (1 + exp(-$0))"},
+                      {"sigmoid_backward", "$0 * ((1 - $1) * $1)"},
+                      {"tanh_backward", "$0 * (1 - $1 * $1)"},
+                      {"silu", "$0 / (1 + exp(-$0))"},
+                      {"gelu", "($S)0.5 * $0 * (1 + erf($0 * ($S)0.7071067811865476))", kWord},
+                      {"gelu_tanh", "($S)0.5 * $0 * (1 + tanh(GELU_INNER($S, $0)))"},
+                      {"gelu_backward", "GELU_GRAD($S, $0, $1)", kWord},
+                      {"gelu_backward_tanh", "GELU_TANH_GRAD($S, $0, $1)"},
+                      {"logical_not", "$0 == 0", kCompare},
+                      {"isnan", "$0 != $0", kCompare},
+                      {"logical_and", "($0 != 0) & ($1 != 0)", kCompare},
+                      {"logical_or", "($0 != 0) | ($1 != 0)", kCompare},
+                      {"logical_xor", "($0 != 0) ^ ($1 != 0)", kCompare}};
 constexpr int kForms = int(sizeof(forms) / sizeof(forms[0]));
 
 int arity(const Form &form, bool whole) {
@@ -136,7 +194,8 @@ Leaf leaf_of(const Segment &s, const uba_tensor &t, bool written) {
   return leaf;
 }
 bool same_place(const Leaf &a, const Leaf &b) {
-  return a.data == b.data && a.offset == b.offset && a.dtype == b.dtype && !std::memcmp(a.strides, b.strides, sizeof(a.strides));
+  return a.data == b.data && a.offset == b.offset && a.dtype == b.dtype &&
+         !std::memcmp(a.strides, b.strides, sizeof(a.strides));
 }
 void start(Segment &s, const uba_tensor &like) {
   if (like.rank > kRank) refuse("more than 8 dimensions");
@@ -159,7 +218,12 @@ void add_node(Segment &s, const uba_call &call, int64_t tag, Find &&find) {
   const Form &form = forms[index];
   const uba_tensor &out = call.outputs[0];
   const int fills = index == kFill;  // (sizes, value, dtype)
-  Node node{uint8_t(index), uint8_t(out.dtype), uint8_t(out.dtype), uint8_t(form.name[0] == 'v' || (form.flags & kCompare)), {}, -1};
+  Node node{uint8_t(index),
+            uint8_t(out.dtype),
+            uint8_t(out.dtype),
+            uint8_t(form.name[0] == 'v' || (form.flags & kCompare)),
+            {},
+            -1};
   if (form.flags & kCompare)
     for (int i = call.arg_count; i-- > 0;)
       if (call.args[i].kind == UBA_TENSOR) node.dtype = uint8_t(call.args[i].v.tensor->dtype);
@@ -175,7 +239,8 @@ void add_node(Segment &s, const uba_call &call, int64_t tag, Find &&find) {
         node.in[i] = {'r', uint8_t(known)};
         continue;
       }
-      auto same = std::find_if(s.leaves.begin(), s.leaves.end(), [&](const Leaf &l) { return !l.written && same_place(l, leaf); });
+      auto same = std::find_if(s.leaves.begin(), s.leaves.end(),
+                               [&](const Leaf &l) { return !l.written && same_place(l, leaf); });
       node.in[i] = {'l', uint8_t(same - s.leaves.begin())};
       if (same == s.leaves.end()) s.leaves.push_back(leaf);
     } else if (v.kind == UBA_INT || v.kind == UBA_DOUBLE || v.kind == UBA_NUMBER) {
@@ -196,21 +261,31 @@ const char *base_type(const Device &device, int32_t dtype) {
   return is_float(dtype) ? "float" : dtype == UBA_DTYPE_BOOL ? "int" : storage_type(device, dtype);
 }
 const char *suffix(int32_t dtype) {
-  return dtype == UBA_DTYPE_FLOAT16 ? "f16" : dtype == UBA_DTYPE_BFLOAT16 ? "bf16" : dtype == UBA_DTYPE_BOOL ? "bool" : "num";
+  return dtype == UBA_DTYPE_FLOAT16    ? "f16"
+         : dtype == UBA_DTYPE_BFLOAT16 ? "bf16"
+         : dtype == UBA_DTYPE_BOOL     ? "bool"
+                                       : "num";
 }
 
-// The source of a segment's kernel. `kinds`: for each leaf how the last dimension is walked through: 0 not, 1 by one, 2 by strides.
+// The source of a segment's kernel. `kinds`: for each leaf how the last dimension is walked through: 0 not, 1 by one, 2
+// by strides.
 std::string source_of(const Device &device, const Segment &s, int rank, int width, const uint8_t *kinds) {
   const std::string v = width > 1 ? std::to_string(width) : "";
   auto type = [&](int32_t dtype) { return base_type(device, dtype) + v; };
   auto text = [](auto n) { return std::to_string(n); };
-  std::string code = "#define V " + text(width) + "\n" + vector_prelude + "struct P { long n[" + text(rank) + "], off[" +
-                     text(s.leaves.size()) + "], st[" + text(s.leaves.size() * size_t(rank)) + "]" +
-                     (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\n__kernel void k(const struct P p";
+  const bool special =
+      std::any_of(s.nodes.begin(), s.nodes.end(), [](const Node &node) { return forms[node.form].flags & kScalar; });
+  std::string code =
+      "#define V " + text(width) + (special ? "\n#define SPECIAL\n" : "\n") + vector_prelude + "struct P { long n[" +
+      text(rank) + "], off[" + text(s.leaves.size()) + "], st[" + text(s.leaves.size() * size_t(rank)) + "]" +
+      (s.numbers.empty() ? "" : ", num[" + text(s.numbers.size()) + "]") + "; };\nKERNEL void k(const struct P p";
   for (size_t i = 0; i < s.leaves.size(); i++)
-    code += std::string(", __global ") + storage_type(device, s.leaves[i].dtype) + " *m" + text(i);
-  code += ") {\n  const long i = get_global_id(0) * V, left = p.n[" + text(rank - 1) + "] - i;\n  if (left <= 0) return;\n";
-  if (rank > 1) code += "  const long c" + text(rank - 2) + " = get_global_id(1);\n  if (c" + text(rank - 2) + " >= p.n[" + text(rank - 2) + "]) return;\n";
+    code += std::string(", GLOBAL ") + storage_type(device, s.leaves[i].dtype) + " *m" + text(i);
+  code +=
+      ") {\n  const long i = get_global_id(0) * V, left = p.n[" + text(rank - 1) + "] - i;\n  if (left <= 0) return;\n";
+  if (rank > 1)
+    code += "  const long c" + text(rank - 2) + " = get_global_id(1);\n  if (c" + text(rank - 2) + " >= p.n[" +
+            text(rank - 2) + "]) return;\n";
   if (rank > 2) code += "  long rest = get_global_id(2);\n";
   for (int d = rank - 3; d >= 0; d--) {
     const std::string c = text(d), n = "p.n[" + c + "]";
@@ -249,16 +324,22 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
         in[i] = "r" + text(at);
       } else {
         const std::string bits = "p.num[" + text(at) + "]";
-        in[i] = is_float(dtype) ? "as_float((int)" + bits + ")" : dtype == UBA_DTYPE_FLOAT64 ? "as_double(" + bits + ")"
-                : dtype == UBA_DTYPE_BOOL ? "MASK(" + bits + ")" : "(" + type(dtype) + ")" + bits;
-        if (node.rounds && is_float(dtype) && dtype != UBA_DTYPE_FLOAT32) in[i] = std::string("AS_") + suffix(dtype) + "(" + in[i] + ")";
+        in[i] = is_float(dtype)              ? "as_float((int)" + bits + ")"
+                : dtype == UBA_DTYPE_FLOAT64 ? "as_double(" + bits + ")"
+                : dtype == UBA_DTYPE_BOOL    ? "MASK(" + bits + ")"
+                                             : "(" + type(dtype) + ")" + bits;
+        if (node.rounds && is_float(dtype) && dtype != UBA_DTYPE_FLOAT32)
+          in[i] = std::string("AS_") + suffix(dtype) + "(" + in[i] + ")";
         if (!v.empty() && is_float(dtype)) in[i] = "(" + type(dtype) + ")(" + in[i] + ")";
       }
       if (form.flags & kCast) {  // from `dtype` to that of the node
         const bool to_float = is_float(node.dtype) || node.dtype == UBA_DTYPE_FLOAT64;
-        if (node.dtype == UBA_DTYPE_BOOL) in[i] = dtype == UBA_DTYPE_BOOL ? in[i] : in[i] + " != 0";
-        else if (!v.empty()) in[i] = dtype == UBA_DTYPE_BOOL ? "FLOAT(" + in[i] + ")" : in[i];
-        else if (!to_float && (is_float(dtype) || dtype == UBA_DTYPE_FLOAT64)) in[i] = "(long)" + in[i];
+        if (node.dtype == UBA_DTYPE_BOOL)
+          in[i] = dtype == UBA_DTYPE_BOOL ? in[i] : in[i] + " != 0";
+        else if (!v.empty())
+          in[i] = dtype == UBA_DTYPE_BOOL ? "FLOAT(" + in[i] + ")" : in[i];
+        else if (!to_float && (is_float(dtype) || dtype == UBA_DTYPE_FLOAT64))
+          in[i] = "(long)" + in[i];
         if (node.dtype != dtype && is_float(node.dtype) && node.dtype != UBA_DTYPE_FLOAT32)
           in[i] = std::string("AS_") + suffix(node.dtype) + (v.empty() ? "((float)" : "v(") + in[i] + ")";
       }
@@ -267,29 +348,38 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
     const std::string compute = wide ? "double" + v : type(node.dtype);
     std::string value;
     for (const char *c = whole && form.whole ? form.whole : form.real; *c; c++) {
-      if (*c != '$') value += *c;
-      else if (*++c == 'T') value += compute;
-      else if (*c == 'S') value += wide ? "double" : base_type(device, node.dtype);
-      else if (*c == 'U') value += node.dtype == UBA_DTYPE_INT64 ? "ulong" : "uint";
-      else value += "(" + in[*c - '0'] + ")";
+      if (*c != '$')
+        value += *c;
+      else if (*++c == 'T')
+        value += compute;
+      else if (*c == 'S')
+        value += wide ? "double" : base_type(device, node.dtype);
+      else if (*c == 'U')
+        value += node.dtype == UBA_DTYPE_INT64 ? "ulong" : "uint";
+      else
+        value += "(" + in[*c - '0'] + ")";
     }
-    if (wide) value = "convert_float" + v + "(" + value + ")";
-    else if (v.empty()) value = "(" + type(node.result) + ")(" + value + ")";
+    if (wide)
+      value = "convert_float" + v + "(" + value + ")";
+    else if (v.empty())
+      value = "(" + type(node.result) + ")(" + value + ")";
     code += "  const " + type(node.result) + " r" + text(k) + " = " + value + ";\n";
     if (node.store < 0) continue;
     const std::string st = text(int(node.store));
-    code += std::string("  ST") + (v.empty() ? "_" : "V_") + suffix(node.result) + "(m" + st + ", a" + st + ", r" + text(k) +
-            (v.empty() ? "" : ", left") + ");\n";
+    code += std::string("  ST") + (v.empty() ? "_" : "V_") + suffix(node.result) + "(m" + st + ", a" + st + ", r" +
+            text(k) + (v.empty() ? "" : ", left") + ");\n";
   }
   return code + "}\n";
 }
 
 // One element at a time, unless everything is float or bool, and walked through by one or not at all.
 int width_of(const Device &device, const Segment &s, const uint8_t *kinds, int64_t inner) {
-  const int width = device.cpu ? 8 : 4;
+  const int width = int(std::min<int64_t>(device.lanes, 8));
   if (inner < width) return 1;
   for (size_t i = 0; i < s.leaves.size(); i++)
-    if (kinds[i] == 2 || (kinds[i] == 0 && s.leaves[i].written) || !(is_float(s.leaves[i].dtype) || s.leaves[i].dtype == UBA_DTYPE_BOOL)) return 1;
+    if (kinds[i] == 2 || (kinds[i] == 0 && s.leaves[i].written) ||
+        !(is_float(s.leaves[i].dtype) || s.leaves[i].dtype == UBA_DTYPE_BOOL))
+      return 1;
   for (const Node &node : s.nodes) {
     if (!(is_float(node.dtype) || node.dtype == UBA_DTYPE_BOOL) || forms[node.form].flags & kScalar) return 1;
     if (node.dtype == UBA_DTYPE_BOOL && forms[node.form].flags & kOrder) return 1;
@@ -319,27 +409,35 @@ void prepare(Device &device, const Segment &s, Prepared &out) {
     const int d = order[k];
     bool even = joined > 0;
     for (const Leaf &leaf : s.leaves) even = even && leaf.strides[last[joined - 1]] == leaf.strides[d] * s.sizes[d];
-    if (even) sizes[joined - 1] *= s.sizes[d], last[joined - 1] = d;
-    else sizes[joined] = s.sizes[d], last[joined++] = d;
+    if (even)
+      sizes[joined - 1] *= s.sizes[d], last[joined - 1] = d;
+    else
+      sizes[joined] = s.sizes[d], last[joined++] = d;
   }
-  if (joined == 0) joined = 1, last[0] = -1;  // one element
+  // Small work shares one general kernel: to build another takes longer than it will ever save.
+  const bool small = s.count() <= 1024;
+  if (small && joined < 4) {
+    std::copy_backward(sizes, sizes + joined, sizes + 4), std::copy_backward(last, last + joined, last + 4);
+    std::fill(sizes, sizes + 4 - joined, 1), std::fill(last, last + 4 - joined, -1);
+    joined = 4;
+  }
   uint8_t kinds[kLeaves + 4];
   out.rank = joined, out.parameters.assign(sizes, sizes + joined);
   out.parameters.resize(size_t(joined) + s.leaves.size());
   for (size_t i = 0; i < s.leaves.size(); i++) {
     for (int d = 0; d < joined; d++) out.parameters.push_back(last[d] < 0 ? 0 : s.leaves[i].strides[last[d]]);
     const int64_t inner = out.parameters.back();
-    kinds[i] = uint8_t(inner == 0 ? 0 : inner == 1 ? 1 : 2);
+    kinds[i] = uint8_t(small || (inner != 0 && inner != 1) ? 2 : inner);
   }
   out.parameters.resize(out.parameters.size() + s.numbers.size());
-  if (out.parameters.size() * 8 > device.parameters) refuse("more parameters than the device takes");
+  if (out.parameters.size() * 8 > device.parameter_bytes) refuse("more parameters than the device takes");
   const int64_t inner = sizes[joined - 1];
   const int width = width_of(device, s, kinds, inner);
   static thread_local std::string key;
   key.assign({'v', char(joined), char(width), char(s.leaves.size())});
   for (size_t i = 0; i < s.leaves.size(); i++) key += {char(s.leaves[i].dtype), char(kinds[i])};
   key.append(reinterpret_cast<const char *>(s.nodes.data()), s.nodes.size() * sizeof(Node));
-  out.kernel = &kernel_for(device, key, [&] { return Recipe{source_of(device, s, joined, width, kinds), "k", ""}; });
+  out.kernel = &kernel_for(device, key, [&] { return Recipe{source_of(device, s, joined, width, kinds), "k"}; });
   out.range.global[0] = size_t((inner + width - 1) / width);
   out.range.global[1] = joined > 1 ? size_t(sizes[joined - 2]) : 1;
   for (int d = 0; d + 2 < joined; d++) out.range.global[2] = (d ? out.range.global[2] : 1) * size_t(sizes[d]);
@@ -354,18 +452,17 @@ void run(Stream &stream, const Segment &s, const Prepared &p, const uba_value *n
   if (!p.kernel) return;
   static thread_local std::vector<int64_t> parameters;  // two threads may run one program
   parameters = p.parameters;
-  std::lock_guard<std::mutex> lock(p.kernel->setting);
-  Setter set{*stream.device, *p.kernel, 1};
+  Arguments set(stream.device);
+  set.put(parameters.data(), parameters.size() * 8);
   for (size_t i = 0; i < s.leaves.size(); i++) {
-    const Buffer at = buffer_at(*stream.device, address(s.leaves[i]));
+    const Buffer at = stream.device.at(address(s.leaves[i]));
     parameters[size_t(p.rank) + i] = int64_t(at.offset) / item_size(s.leaves[i].dtype);
-    set.put(&at.memory, sizeof(cl_mem));
+    const Memory memory{at.memory};
+    set.add(memory);
   }
   for (size_t i = 0; i < s.numbers.size(); i++)
     parameters[parameters.size() - s.numbers.size() + i] = bits_of(numbers[i], s.number_dtypes[i]);
-  set.index = 0;
-  set.put(parameters.data(), parameters.size() * 8);
-  enqueue(stream, *p.kernel, p.range);
+  set.launch(stream, *p.kernel, p.range);
 }
 const char *plain_address(const Leaf &leaf) { return static_cast<const char *>(leaf.data) + leaf.offset; }
 
@@ -381,7 +478,7 @@ Eager &eager() {
 
 uba_status elementwise(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
-    Device &d = *static_cast<Device *>(device);
+    Device &d = device_of(device);
     Eager &e = eager();
     start(e.segment, call->outputs[0]);
     add_node(e.segment, *call, tag, [](const uba_tensor &) { return -1; });
@@ -402,8 +499,8 @@ struct Program {
   std::vector<Part> parts;
 };
 
-// Deals the steps of a program to segments, in order: a new one begins where the shape changes, or where a step needs in
-// memory what another work-item of the same kernel would write.
+// Deals the steps of a program to segments, in order: a new one begins where the shape changes, or where a step needs
+// in memory what another work-item of the same kernel would write.
 class Splitter {
  public:
   explicit Splitter(const uba_program &program) : program_(program), stored_(size_t(program.block_count), 1) {
@@ -428,7 +525,8 @@ class Splitter {
       start(out.parts.back().segment, result);
     }
     Segment &s = out.parts.back().segment;
-    add_node(s, call, step.kernel ? step.kernel->tag : int64_t(kCopy), [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
+    add_node(s, call, step.kernel ? step.kernel->tag : int64_t(kCopy),
+             [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
   }
   static int node_of(const Segment &s, const Leaf &leaf) {
     for (size_t n = s.nodes.size(); n-- > 0;)
@@ -451,12 +549,12 @@ class Splitter {
     for (const Leaf &other : s.leaves) {
       if (!(other.written || leaf.written) || same_place(other, leaf)) continue;
       if (other.data == leaf.data) return true;
-      const Leaf &writer = leaf.written ? leaf : other;
-      if (stored_[block(writer)] && shares(s, leaf, other)) return true;
+      if (in_memory(leaf) && in_memory(other) && shares(s, leaf, other)) return true;
     }
     return false;
   }
   static size_t block(const Leaf &leaf) { return reinterpret_cast<uintptr_t>(leaf.data); }
+  bool in_memory(const Leaf &leaf) const { return !leaf.written || stored_[block(leaf)]; }
   bool shares(const Segment &s, const Leaf &a, const Leaf &b) const {
     if (!UBA_HAS(&program_, uba_program, dead)) return false;
     int64_t begin[2], end[2], n = 0;
@@ -504,28 +602,73 @@ class Splitter {
 
 std::string type_macros(const Device &device, const std::string &prefix, int32_t dtype) {
   const std::string name = "#define " + prefix, type = suffix(dtype);
-  return name + "_T " + storage_type(device, dtype) + "\n" + name + "_R " + base_type(device, dtype) + "\n" + name + "_LD LD_" + type + "\n" +
-         name + "_ST ST_" + type + "\n";
+  return name + "_T " + storage_type(device, dtype) + "\n" + name + "_R " + base_type(device, dtype) + "\n" + name +
+         "_LD LD_" + type + "\n" + name + "_ST ST_" + type + "\n";
 }
 
 KernelTable vector_kernels() {
-  static std::vector<std::string> names;
+  static std::deque<std::string> names;
   static std::vector<uba_kernel> table = [] {
     std::vector<uba_kernel> made;
     for (int i = 0; i < kForms; i++) made.push_back({forms[i].name, elementwise, i});
-    // Operators that are an instruction under another name.
-    static const char *const plain[] = {
-        "neg", "abs", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
-        "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-        "mul", "div", "pow", "fmod", "remainder", "atan2", "eq", "ne", "lt", "le", "gt", "ge"};
-    for (const char *name : plain)
+    // Operators that are an instruction under another name: "operator instruction", or v and the operator's own.
+    static const char *const also[] = {"neg",
+                                       "abs",
+                                       "floor",
+                                       "ceil",
+                                       "trunc",
+                                       "round",
+                                       "sqrt",
+                                       "rsqrt",
+                                       "exp",
+                                       "exp2",
+                                       "expm1",
+                                       "log",
+                                       "log2",
+                                       "log10",
+                                       "log1p",
+                                       "sin",
+                                       "cos",
+                                       "tan",
+                                       "asin",
+                                       "acos",
+                                       "atan",
+                                       "sinh",
+                                       "cosh",
+                                       "tanh",
+                                       "asinh",
+                                       "acosh",
+                                       "atanh",
+                                       "erf",
+                                       "erfc",
+                                       "mul",
+                                       "div",
+                                       "pow",
+                                       "fmod",
+                                       "remainder",
+                                       "atan2",
+                                       "eq",
+                                       "ne",
+                                       "lt",
+                                       "le",
+                                       "gt",
+                                       "ge",
+                                       "where vselect",
+                                       "maximum vmax",
+                                       "minimum vmin",
+                                       "clamp_min vmax",
+                                       "clamp_max vmin",
+                                       "bitwise_not vnot",
+                                       "bitwise_and vand",
+                                       "bitwise_or vor",
+                                       "bitwise_xor vxor"};
+    for (const std::string one : also) {
+      const size_t space = one.find(' ');
+      names.push_back(one.substr(0, space));
+      const std::string form = space < one.size() ? one.substr(space + 1) : 'v' + one;
       for (int i = 0; i < kForms; i++)
-        if (!std::strcmp(forms[i].name + 1, name) && forms[i].name[0] == 'v') made.push_back({name, elementwise, i});
-    for (auto [name, form] : {std::pair("where", "vselect"), std::pair("maximum", "vmax"), std::pair("minimum", "vmin"),
-                              std::pair("clamp_min", "vmax"), std::pair("clamp_max", "vmin"), std::pair("bitwise_not", "vnot"),
-                              std::pair("bitwise_and", "vand"), std::pair("bitwise_or", "vor"), std::pair("bitwise_xor", "vxor")})
-      for (int i = 0; i < kForms; i++)
-        if (!std::strcmp(forms[i].name, form)) made.push_back({name, elementwise, i});
+        if (form == forms[i].name) made.push_back({names.back().c_str(), elementwise, i});
+    }
     return made;
   }();
   return {table.data(), int64_t(table.size())};
@@ -555,7 +698,7 @@ uba_status program_compile(void *device, const uba_program *program, void **comp
   return guard([&] {
     auto made = std::make_unique<Program>();
     Splitter(*program).split(*made);
-    for (Program::Part &part : made->parts) prepare(*static_cast<Device *>(device), part.segment, part.prepared);
+    for (Program::Part &part : made->parts) prepare(device_of(device), part.segment, part.prepared);
     *compiled = made.release();
   });
 }
@@ -574,4 +717,4 @@ uba_status program_run(void *device, void *compiled, const uba_run *run_of) {
 }
 uba_status program_release(void *, void *compiled) { return delete static_cast<Program *>(compiled), UBA_OK; }
 
-}  // namespace opencl
+}  // namespace kit

@@ -1,9 +1,9 @@
 // vector.cl: what generated kernels are made of. The host defines V, the elements that one work-item computes.
 //
-// In registers float16 and bfloat16 are float, and bool is a mask: for V = 1 an int of 0 or 1, else 0 or -1 in each element.
-#pragma OPENCL FP_CONTRACT OFF
-#ifdef cl_khr_fp64
-#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+// In registers float16 and bfloat16 are float, and bool is a mask: for V = 1 an int of 0 or 1, else 0 or -1 in each
+// element.
+EXACT
+#ifdef FP64
 typedef double wide;  // for functions that need more than float to be right to its last places
 #else
 typedef float wide;
@@ -49,14 +49,14 @@ typedef CAT(uchar, V) ucharv;
 #define VSTORE CAT(vstore, V)
 // `left` elements are there from `i` on; the last work-item may have fewer than V.
 #define LOADER(dtype, type, rtype, one, whole)                                     \
-  rtype LDV_##dtype(__global const type *p, long i, long left) {                   \
+  rtype LDV_##dtype(GLOBAL const type *p, long i, long left) {                   \
     if (left >= V) return whole;                                                   \
     CAT(rtype, _e) part[V];                                                        \
     for (int k = 0; k < V; k++) part[k] = k < left ? one : 0;                      \
     return VLOAD(0, part);                                                         \
   }
 #define STORER(dtype, type, rtype, whole)                                          \
-  void STV_##dtype(__global type *p, long i, rtype x, long left) {                 \
+  void STV_##dtype(GLOBAL type *p, long i, rtype x, long left) {                 \
     if (left >= V) { whole; return; }                                              \
     CAT(rtype, _e) part[V];                                                        \
     VSTORE(x, 0, part);                                                            \
@@ -89,15 +89,15 @@ STORER(bool, uchar, intv, VSTORE(CAT(convert_uchar, V)(x & 1), 0, p + i))
 #define GELU_INNER(S, x) ((S)0.7978845608028654 * ((x) + (S)0.044715 * (x) * (x) * (x)))
 #define GELU_GRAD(S, g, x)                                                                                        \
   ((g) * ((S)0.5 * (1 + erf((x) * (S)0.7071067811865476)) + (x) * exp(-(S)0.5 * (x) * (x)) * (S)0.3989422804014327))
-#define GELU_TANH_GRAD(S, g, x)                                                                                   \
-  ((g) * ((S)0.5 * (1 + tanh(GELU_INNER(S, x))) + (S)0.5 * (x) * (1 - tanh(GELU_INNER(S, x)) * tanh(GELU_INNER(S, x))) * \
+#define GELU_TANH_GRAD(S, g, x)                                                                                     \
+  ((g) * (S)0.5 * (1 + tanh(GELU_INNER(S, x)) + (x) * (1 - tanh(GELU_INNER(S, x)) * tanh(GELU_INNER(S, x))) *      \
           (S)0.7978845608028654 * (1 + (S)0.134145 * (x) * (x))))
 
 // ---- integers
-#define IDIV(T, U, a, b) ((b) == 0 ? (T)0 : (b) == (T)-1 && (T)-1 < 0 ? (T)(0 - (U)(a)) : (T)((a) / (b)))
+#define IDIV(T, U, a, b) ((b) == 0 ? (a) : (b) == (T)-1 && (T)-1 < 0 ? (T)(0 - (U)(a)) : (T)((a) / (b)))
 #define IMOD(T, a, b) ((b) == 0 || ((b) == (T)-1 && (T)-1 < 0) ? (T)0 : (T)((a) % (b)))
 #define SHL(T, U, a, b) ((b) < 0 || (b) >= (T)(8 * sizeof(T)) ? (T)0 : (T)((U)(a) << (b)))
-#define SHR(T, a, b) ((a) >> ((b) < 0 || (b) >= (T)(8 * sizeof(T)) ? (T)(8 * sizeof(T) - 1) : (b)))
+#define SHR(T, a, b) ((a) >> ((b) < 0 || (b) >= (T)(8 * sizeof(T)) ? (T)(8 * sizeof(T) - ((T)-1 < 0)) : (b)))
 long whole_power(long a, long b) {
   if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
   ulong y = 1, x = a;
@@ -113,6 +113,7 @@ long gcd(long a, long b) {
   return x;
 }
 
+#ifdef SPECIAL  // what few kernels need is not read by all
 // ---- special functions
 wide erf_inverse(wide y) {  // Winitzki's estimate, then Halley's steps on erfc of the tail, which keeps its digits
   if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((wide)INFINITY, y) : NAN;
@@ -132,7 +133,7 @@ wide digamma(wide x) {
   wide y = 0;
   if (x < 0) {
     if (x == floor(x)) return NAN;
-    y = -(wide)3.141592653589793 / tan((wide)3.141592653589793 * (x - floor(x)));
+    y = -(wide)3.141592653589793 / tan((wide)3.141592653589793 * (x - rint(x)));
     x = 1 - x;
   }
   for (; x < 10; x += 1) y -= 1 / x;
@@ -186,3 +187,4 @@ wide hurwitz_zeta(wide s, wide q) {  // Euler and Maclaurin
   }
   return sum;
 }
+#endif

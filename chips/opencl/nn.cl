@@ -1,1 +1,0 @@
-// nn.cl: see nn.cpp.
