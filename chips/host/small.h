@@ -12,7 +12,6 @@ namespace host {
 namespace {
 
 constexpr int64_t kSmall = 4096;        // elements: no more than what one core does in the time of a call into PyTorch
-constexpr int64_t kFew = 128;           // of functions that cost some twenty instructions each
 constexpr int64_t kProducts = 1 << 14;  // multiplications of a matrix product, and elements of a factor that is turned
 
 template <class T>
@@ -54,13 +53,12 @@ bool binary(const uba_call& call) {
   for (int64_t i = 0; !a && i < n; i++) y[i] = f(x, b[i], c);
   return true;
 }
-template <auto f, int64_t most = kSmall>
-bool unary(const uba_call& call) {  // a word beside x may only be "none"
+template <auto f>
+bool unary(const uba_call& call) {
   const float* x = nullptr;
   float value = 0, *y = start<float>(call.outputs[0]);
   const int64_t n = small<float>(call.outputs[0]);
-  if (n < 0 || n > most || !operand(call.args[0], call.outputs[0], &x, &value) || !x) return false;
-  if (call.arg_count > 1 && std::strcmp(call.args[1].v.str, "none") != 0) return false;
+  if (n < 0 || !operand(call.args[0], call.outputs[0], &x, &value) || !x) return false;
   for (int64_t i = 0; i < n; i++) y[i] = f(x[i]);
   return true;
 }

@@ -6,7 +6,6 @@
 // PyTorch's words. Small calls (small.h) are loops instead, since a call into PyTorch costs more than they do. Everything
 // is done when a function returns. What makes its own results is in handlers.cpp.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -92,7 +91,6 @@ bool convert(const Parameter& p, const uba_value& a, c10::IValue* to) {
   if (a.kind == UBA_INT && p.kind == K::IntType) return *to = a.v.i, true;
   if (a.kind == UBA_INT && p.kind == K::BoolType) return *to = a.v.i != 0, true;
   if (a.kind == UBA_INT) return number_to(to, p.kind, a.v.i);
-  if (a.kind == UBA_COMPLEX) return number_to(to, p.kind, c10::complex<double>(a.v.doubles[0], a.v.doubles[1]));
   if (a.kind == UBA_TENSOR_LIST && p.element == K::TensorType && p.optional_element)
     return list_to<std::optional<at::Tensor>>(to, a.count, optional);
   if (a.kind == UBA_TENSOR_LIST && p.element == K::TensorType) return list_to<at::Tensor>(to, a.count, tensor);
@@ -100,8 +98,7 @@ bool convert(const Parameter& p, const uba_value& a, c10::IValue* to) {
     return list_to<int64_t>(to, a.count, [&](uint32_t i) { return a.v.ints[i]; });
   if (a.kind == UBA_INT_LIST && p.element == K::BoolType)
     return list_to<bool>(to, a.count, [&](uint32_t i) { return a.v.ints[i] != 0; });
-  return a.kind == UBA_DOUBLE_LIST && p.element == K::FloatType &&
-         list_to<double>(to, a.count, [&](uint32_t i) { return a.v.doubles[i]; });
+  return false;
 }
 
 // Runs `work` below autograd. What PyTorch does not do is not supported here, either.
@@ -152,6 +149,11 @@ uba_status relu(void*, const uba_call* call, int64_t) {  // PyTorch has none tha
   at::Tensor y = lend(call->outputs[0]);
   return guarded([&] { at::clamp_min_out(y, lend(*call->args[0].v.tensor), 0); });
 }
+uba_status mse_loss(void*, const uba_call* call, int64_t) {  // PyTorch's that writes to given memory resizes it
+  return guarded([&] {
+    lend(call->outputs[0]).copy_(at::mse_loss(lend(*call->args[0].v.tensor), lend(*call->args[1].v.tensor), call->args[2].v.i));
+  });
+}
 // A kernel that runs `loop` if it takes the call, and PyTorch otherwise.
 template <auto loop, auto otherwise = run_operator>
 uba_status small_or(void* device, const uba_call* call, int64_t tag) {
@@ -159,19 +161,13 @@ uba_status small_or(void* device, const uba_call* call, int64_t tag) {
 }
 
 #define OF(...) small_or<binary<([](float a, float b, [[maybe_unused]] float c) { return __VA_ARGS__; })>>
-#define ALONE(most, ...) small_or<unary<([](float a) -> float { return __VA_ARGS__; }), most>>
 // clang-format off
 const std::map<std::string, uba_kernel_fn> kOwn = {
     {"add", OF(a + c * b)}, {"sub", OF(a - c * b)}, {"mul", OF(a * b)}, {"div", OF(a / b)},
-    {"maximum", OF(a != a || a > b ? a : b)}, {"minimum", OF(a != a || a < b ? a : b)},
-    {"eq", OF(a == b)}, {"ne", OF(a != b)}, {"lt", OF(a < b)}, {"le", OF(a <= b)}, {"gt", OF(a > b)}, {"ge", OF(a >= b)},
     {"threshold_backward", OF(b <= c ? 0.f : a)}, {"relu", small_or<unary<([](float a) { return a <= 0 ? 0 : a; })>, relu>},
-    {"neg", ALONE(kSmall, -a)}, {"abs", ALONE(kSmall, std::fabs(a))}, {"sqrt", ALONE(kSmall, std::sqrt(a))},
-    {"exp", ALONE(kFew, std::exp(a))}, {"log", ALONE(kFew, std::log(a))}, {"tanh", ALONE(kFew, std::tanh(a))},
-    {"gelu", ALONE(8 * kFew, a * 0.5f * (1 + std::erf(a * 0.70710678f)))},
     {"sum", small_or<sum<false>>}, {"mean", small_or<sum<true>>}, {"mm", small_or<matrix_product>},
     {"addmm", small_or<matrix_product>}, {"_softmax", small_or<softmax>}, {"native_layer_norm", small_or<layer_norm>},
-    {"convolution_backward", convolution_backward},
+    {"convolution_backward", convolution_backward}, {"mse_loss", mse_loss},
 };
 // clang-format on
 
@@ -184,7 +180,6 @@ uba_status memory_info(void*, uint64_t* free_bytes, uint64_t* total_bytes) {
 uba_status properties(void*, uba_properties* out) {
   std::strncpy(out->name, "CPU", sizeof(out->name) - 1);
   out->total_memory = pages(_SC_PHYS_PAGES);
-  out->compute_units = at::get_num_threads();
   return out->host_accessible = 1, UBA_OK;
 }
 uba_status alloc(void*, uint64_t bytes, void** ptr) {
