@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, Structure, Union, c_char_p, c_double, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    Union,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from typing import Any
 
 import torch
@@ -117,7 +129,9 @@ class Adapter:
         assert status == 0, (status, self.said)
 
     def call(self, name: str, *args: Any) -> int:
-        function = ctypes.CFUNCTYPE(c_int32, *map(type, (self.device, *args)))(getattr(self.table.device.contents, name))
+        function = ctypes.CFUNCTYPE(c_int32, *map(type, (self.device, *args)))(
+            getattr(self.table.device.contents, name)
+        )
         return int(function(self.device, *args))
 
     def alloc(self, size: int) -> c_void_p:
@@ -161,7 +175,9 @@ class Adapter:
             whole = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
             n = c_uint64(whole.untyped_storage().nbytes())
             if n.value:
-                self.check(self.call("copy", c_void_p(), c_void_p(whole.data_ptr()), c_void_p(view.data), n, c_int32(2)))
+                self.check(
+                    self.call("copy", c_void_p(), c_void_p(whole.data_ptr()), c_void_p(view.data), n, c_int32(2))
+                )
         self.check(self.call("synchronize", c_void_p()))
         for tensor in (*self.owned, *made):
             self.check(self.call("free", c_void_p(tensor.data)))

@@ -127,20 +127,21 @@ __kernel void sorted(const View lines, const View out, const View places, __glob
   indices[at(&places, o) + i * place_step] = from;
 }
 #elif defined(GATHER)
+// A work-item takes up to 16 neighbours in the last dimension, so that finding the place of the first pays.
 __kernel void gather(const View in, const View index, const View out, __global const X_T *x,
-                     __global const long *places, __global X_T *y, const long count, const long dim,
+                     __global const long *places, __global X_T *y, const long groups, const long dim,
                      __global int *fault) {
-  const long i = get_global_id(0);
-  if (i >= count) return;
-  const long place = places[at(&index, i)];
-  if (place < 0 || place >= in.n[dim]) {
-    *fault = 1;
-    return;
+  const long i = get_global_id(0), last = index.rank - 1, width = index.n[last], parts = (width + 15) / 16;
+  if (i >= groups) return;
+  const long first = i % parts * 16, end = min(first + 16, width);
+  long number = i / parts * width + first, p = at(&index, number), q = at(&out, number), from = in.offset;
+  number = i / parts;
+  for (int d = (int)last - 1; d >= 0; number /= index.n[d], d--) from += d == dim ? 0 : number % index.n[d] * in.st[d];
+  for (long k = first; k < end; k++, p += index.st[last], q += out.st[last]) {
+    const long place = places[p];
+    if (place < 0 || place >= in.n[dim]) *fault = 1;
+    else y[q] = x[from + place * in.st[dim] + (dim == last ? 0 : k * in.st[last])];
   }
-  long number = i, from = in.offset;
-  for (int d = (int)index.rank - 1; d >= 0; number /= index.n[d], d--)
-    from += (d == dim ? place : number % index.n[d]) * in.st[d];
-  y[at(&out, i)] = x[from];
 }
 #elif defined(SCATTER)
 // One work-item a line along the dimension, and there one element after the other: the last one wins.

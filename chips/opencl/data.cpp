@@ -168,8 +168,9 @@ void gather(const Frame &f, int64_t) {
   Kernel &kernel = f.kernel("gather", {x.dtype},
                             [&] { return "#define GATHER\n" + type_macros(f.device, "X", mover_dtype(x.dtype)); });
   const View places = f.view(index);
-  launch(f.stream, kernel, lines(places.count()), f.view(x), places, f.view(y), f.memory(x), f.memory(index),
-         f.memory(y), places.count(), int64_t(f.axis(2)), Memory{fault_of(f.stream)});
+  const int64_t width = places.n[places.rank - 1], groups = width ? places.count() / width * ((width + 15) / 16) : 0;
+  launch(f.stream, kernel, lines(groups), f.view(x), places, f.view(y), f.memory(x), f.memory(index), f.memory(y),
+         groups, int64_t(f.axis(2)), Memory{fault_of(f.stream)});
 }
 void scatter(const Frame &f, int64_t tag) {
   static const char *const how[] = {"b", "a + b", "a * b", "a != a || a > b ? a : b", "a != a || a < b ? a : b"};

@@ -134,7 +134,11 @@ def test_two_threads_with_the_same_kernels() -> None:
 
 def test_streams_and_events() -> None:
     module = torch.get_device_module("opencl")
-    side, start, end = torch.Stream(DEVICE), torch.Event(DEVICE, enable_timing=True), torch.Event(DEVICE, enable_timing=True)
+    side, start, end = (
+        torch.Stream(DEVICE),
+        torch.Event(DEVICE, enable_timing=True),
+        torch.Event(DEVICE, enable_timing=True),
+    )
     x = torch.ones(1 << 18, device=DEVICE)
     start.record()
     with side:
@@ -177,7 +181,9 @@ def test_a_kernel_that_cannot_be_built_shows_the_compilers_words(tmp_path: Path)
 
 
 def test_without_the_loader_the_error_says_what_to_install(tmp_path: Path) -> None:
-    ran = run_script("import torchfl\ntorchfl.load('opencl')", env={"TORCHFL_OPENCL_LIBRARY": str(tmp_path / "none.so")})
+    ran = run_script(
+        "import torchfl\ntorchfl.load('opencl')", env={"TORCHFL_OPENCL_LIBRARY": str(tmp_path / "none.so")}
+    )
     assert ran.code != 0 and "apt install ocl-icd-libopencl1" in ran.err
 
 
@@ -231,8 +237,11 @@ def test_the_cache_is_shared_by_processes_survives_damage_and_stays_small(tmp_pa
         f.write_bytes(f.read_bytes()[: f.stat().st_size // 2])
     ran = run_script(PROGRAM, env={"TORCHFL_CACHE_DIR": str(tmp_path)})
     assert ran.out.encode() in outs, ran.err
-    assert {f: f.stat().st_size for f in cached(tmp_path)} == {f: len(data) for f, data in before.items()}
-    ran = run_script(PROGRAM.replace("atan2", "pow"), env={"TORCHFL_CACHE_DIR": str(tmp_path), "TORCHFL_OPENCL_CACHE_MIB": "0"})
+    assert cached(tmp_path) == files
+    assert all(f.stat().st_size > len(before[f]) // 2 + 1 for f in files)  # built again, and kept
+    ran = run_script(
+        PROGRAM.replace("atan2", "pow"), env={"TORCHFL_CACHE_DIR": str(tmp_path), "TORCHFL_OPENCL_CACHE_MIB": "0"}
+    )
     assert ran.code == 0 and not cached(tmp_path)
 
 
@@ -244,4 +253,3 @@ def test_the_adapter_is_small_and_its_lines_too() -> None:
     folder = Path(__file__).resolve().parents[2] / "chips" / "opencl"
     lines = [line for f in folder.iterdir() if f.suffix in {".cpp", ".h", ".cl"} for line in f.read_text().splitlines()]
     assert max(map(len, lines)) <= 120
-

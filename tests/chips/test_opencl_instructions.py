@@ -81,7 +81,9 @@ def close(got: torch.Tensor, plain: torch.Tensor, wide: torch.Tensor, i: Instruc
         torch.testing.assert_close(got, plain, rtol=0, atol=0, equal_nan=True)
         return
     exact, limit = wide.double(), torch.finfo(got.dtype)
-    units = UNITS[got.dtype] * (4 if i.family in ("reduce", "scan", "matmul", "vector special") or i.name in HARD else 1)
+    units = UNITS[got.dtype] * (
+        4 if i.family in ("reduce", "scan", "matmul", "vector special") or i.name in HARD else 1
+    )
     least = limit.eps if i.name in HARD else limit.tiny
     unit = torch.maximum(exact.abs() * limit.eps, torch.tensor(least, dtype=torch.float64))
     off = (got.double() - exact).abs()
