@@ -45,8 +45,8 @@ def off_chip():
 
 def compare(device, function, *inputs, native=None, tolerance=None, backward=True):
     """`function` of the inputs, and the gradients, are on the device what they are on the CPU in float64, within
-    `tolerance` of the greatest value, a few roundings of the dtype and the accumulation unless given; with `native`, the
-    operators of that name ran by a kernel, forward and backward."""
+    `tolerance` of the greatest value, a few roundings of the dtype and the accumulation unless given; with `native`,
+    the operators of that name ran by a kernel, forward and backward."""
     dtype = next(x.dtype for x in inputs if x.is_floating_point())
     tolerance = tolerance or max(8 * torch.finfo(dtype).eps, 1e-13 if dtype == torch.float64 else 2e-6)
 
