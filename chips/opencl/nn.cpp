@@ -1,7 +1,10 @@
 // nn.cpp: products, pooling, normalisation and softmax: reads their calls and launches the kernels of nn.cl. See nn.h.
 #include "nn.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 
 namespace opencl {
@@ -59,7 +62,7 @@ Table table(const Call &f, const std::string &key, const std::function<std::vect
 // ------------------------------------------------------------------------------------------------ products
 
 // A tile fills the registers of a CPU's vector unit: 32 of them if they are 16 wide, else 16. Measured with PoCL on
-// AVX-512 (2 cores): 8 rows of 3 vectors do 200 to 300 GFLOP/s, CLBlast 1.5.3 (its parameters for CPUs) some 10.
+// AVX-512 (2 cores): 8 rows of 3 vectors do 75 to 300 GFLOP/s, CLBlast 1.5.3 with its own choices there 2 to 5.
 Tile tile_for(const Device &device, int32_t dtype, int64_t M, int64_t N) {
   const int64_t lane = lanes(device, dtype);
   static const Tile wide[] = {{8, 3, 0}, {6, 4, 0}, {12, 2, 0}}, narrow[] = {{4, 3, 0}, {6, 2, 0}}, gpu[] = {{8, 1, 0}};
@@ -136,6 +139,41 @@ Side side(const uba_tensor &t, bool column) {  // a vector is a row, or a column
 }
 Side transposed(Side s) { return std::swap(s.size[1], s.size[2]), std::swap(s.step[1], s.step[2]), s; }
 
+// CLBlast's strided batched product; NULL where its library is not installed.
+template <class R>
+using Gemm = int (*)(int, int, int, size_t, size_t, size_t, R, cl_mem, size_t, size_t, size_t, cl_mem, size_t, size_t,
+                     size_t, R, cl_mem, size_t, size_t, size_t, size_t, cl_command_queue *, cl_event *);
+void *clblast(const char *name) {
+  static void *library = dlopen("libclblast.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library ? dlsym(library, name) : nullptr;
+}
+// By CLBlast, which has measured parameters for many GPUs. False: nothing was done.
+bool product_by_clblast(const Call &f, int32_t dtype, const Product &g, int64_t bn, int64_t batch, Buffer a, Buffer b,
+                        Buffer c, Buffer y, double alpha, double beta) {
+  const char *wanted = std::getenv("TORCHFL_OPENCL_CLBLAST");  // 1 or 0, against the rule for the kind of device
+  if (!(wanted && *wanted ? *wanted == '1' : !f.device.cpu) || item_size(dtype) < 4) return false;
+  const bool turn_a = g.ak != 1, turn_b = bn != 1;
+  if ((turn_a ? g.am != 1 || g.ak < g.M : g.am < g.K) || (turn_b ? g.bk != 1 || bn < g.K : g.bk < g.N)) return false;
+  if (g.yn != 1 || g.ym < g.N || !g.K || (batch > 1 && (!g.az || !g.bz))) return false;
+  const auto stride = [&](int64_t step) { return size_t(batch > 1 ? step : 1); };  // it takes no 0
+  bool done = false;
+  in_precision(dtype, [&](auto real) {
+    using R = decltype(real);
+    const auto gemm = reinterpret_cast<Gemm<R>>(
+        clblast(sizeof(R) == 8 ? "CLBlastDgemmStridedBatched" : "CLBlastSgemmStridedBatched"));
+    if (!gemm) return;
+    if (c.memory) pack(f, dtype, {g.cm, g.cn, g.cz, g.ym, 0, g.yz, g.M, g.N, g.N, 1}, batch, c, y, {}, " -DKEEP");
+    const size_t item = sizeof(R);
+    const int code = gemm(101, turn_a ? 112 : 111, turn_b ? 112 : 111, size_t(g.M), size_t(g.N), size_t(g.K), R(alpha),
+                          a.memory, a.offset / item, size_t(turn_a ? g.ak : g.am), stride(g.az), b.memory,
+                          b.offset / item, size_t(turn_b ? bn : g.bk), stride(g.bz), R(c.memory ? beta : 0), y.memory,
+                          y.offset / item, size_t(g.ym), stride(g.yz), size_t(batch), &f.stream.queue, nullptr);
+    check(code, "CLBlast");
+    done = true;
+  });
+  return done;
+}
+
 // (a, b) or (c, a, b, beta, alpha): mm, bmm, addmm, baddbmm, mv, addmv, dot.
 void matmul(const Call &f) {
   const int plus = f.count > 2;
@@ -168,13 +206,15 @@ void matmul(const Call &f) {
     });
   }
   const Tile tile = tile_for(f.device, out->dtype, M, N);
-  const int64_t panels = ceil_div(N, tile.width);
+  Product g{};
+  g.am = a.step[1], g.ak = a.step[2], g.az = a.step[0], g.bk = b.step[1], g.bp = tile.width, g.bz = b.step[0];
+  g.ym = y.step[1], g.yn = y.step[2], g.yz = y.step[0], g.cm = c.step[1], g.cn = c.step[2], g.cz = c.step[0];
+  g.M = cl_int(M), g.N = cl_int(N), g.K = cl_int(K), g.last = cl_int(N - tile.width);
+  if (product_by_clblast(f, out->dtype, g, b.step[2], Z, at, bt, f.at(added), f.at(out), alpha, beta)) return;
+  const int64_t panels = ceil_div(N, tile.width), za = a.step[0] ? Z : 1, zb = b.step[0] ? Z : 1;
+  const int64_t bytes_a = za * M * K * real;
   const bool pack_a = item != real || (a.step[2] != 1 && panels > 2 && K > 1);
   const bool pack_b = item != real || b.step[2] != 1 || N < tile.width || M > 16;
-  const int64_t za = a.step[0] ? Z : 1, zb = b.step[0] ? Z : 1, bytes_a = za * M * K * real;
-  Product g{a.step[1], a.step[2], a.step[0], b.step[1], tile.width, b.step[0], y.step[1], y.step[2],
-            y.step[0], c.step[1], c.step[2], c.step[0], cl_int(M),  cl_int(N), cl_int(K), cl_int(N - tile.width),
-            0,         0,         0,         0,         0,          0};
   if (pack_a || pack_b) {
     Room room(f, (pack_a ? Room::round(bytes_a) : 0) + (pack_b ? zb * panels * tile.width * K * real : 0));
     if (pack_a) {
