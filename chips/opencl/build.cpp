@@ -3,7 +3,6 @@
 // Contract: a file of the cache is named by a hash of source, options, device, driver and platform, is written beside
 // its place and then renamed, so that any number of processes may share the folder, and carries a hash of its contents:
 // what is torn or foreign is built again. The files that were used last stay, kept_bytes of them.
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
