@@ -35,7 +35,7 @@ def test_nothing_below_the_pytorch_side_includes_torch(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources("chips"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_adapters_see_the_abi_their_sdk_and_the_standard_library_only(path: Path) -> None:
-    own = {p.name for p in path.parent.rglob("*.h")}
+    own = {p.name for p in path.parent.rglob("*.h")} | {f"{p.stem}.inc" for p in path.parent.glob("*.cl")}
     sdk_headers = {p.name for p in (ROOT / "sdk").rglob("include/*.h")} | {"CL/cl.h"}
     for name in includes(path):
         standard = name.removeprefix("sys/").count("/") == 0 and (name.endswith(".h") or "." not in name)
