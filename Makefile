@@ -12,7 +12,7 @@ TOOLS := scikit-build-core ninja cmake scipy-openblas32 setuptools
 
 # Sources whose change needs a rebuild (Python files do not: the install is editable. But the descriptors of the shipped
 # chips are kept as this reader reads them).
-NATIVE := $(shell find csrc include sdk chips cmake torchfl/hcd -type f -not -name '*.pyc' 2>/dev/null) CMakeLists.txt \
+NATIVE := $(shell find csrc include sdk kit chips cmake torchfl/hcd -type f -not -name '*.pyc' 2>/dev/null) CMakeLists.txt \
   pyproject.toml
 
 .PHONY: venv build demo test test-full lint bench pages clean help

@@ -15,11 +15,11 @@
 // Dialect: a kernel's source is Device::dialect and then the kit's own, with the names of OpenCL C. What another
 // language defines in its dialect, with the meaning that OpenCL C gives it:
 //   KERNEL (before void), GLOBAL, LOCAL (address spaces), BARRIER() (of local memory), ITEMS(x, y)
-//   (a kernel's fixed work-group), EXACT (from here on, products and sums are not contracted to fma); get_global_id,
-//   get_group_id, get_local_id; uchar, ushort, uint, ulong, long of 64 bits, half (storage only); as_float, as_int,
-//   as_uint, as_double; vload_half(i, p), vstore_half(x, i, p) and vstore_half_rte; min, max, mul_hi, rint, isnan,
-//   copysign, fma, lgamma, ... ; Vectors (float8, (float8)(x), vload8, vstore8, select, convert_float8, as_uint8, ...)
-//   are used only with `lanes` > 1.
+//   (a kernel's fixed work-group), EXACT (from here on, products and sums are not contracted to fma); get_global_id, get_group_id,
+//   get_local_id; uchar, ushort, uint, ulong, long of 64 bits, half (storage only); as_float, as_int, as_uint,
+//   as_double; vload_half(i, p), vstore_half(x, i, p) and vstore_half_rte; min, max, mul_hi, rint, isnan, copysign,
+//   fma, lgamma, ... ; Vectors (float8, (float8)(x), vload8, vstore8, select, convert_float8, as_uint8, ...) are used
+//   only with `lanes` > 1.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -80,15 +80,14 @@ struct Argument {
 struct Range {  // work-items; the kit makes `global` a multiple of `local`
   size_t global[3] = {1, 1, 1}, local[3] = {64, 1, 1};
 };
-// c is absent where its memory is NULL. Strides in elements.
-struct Matrix {
+struct Matrix {  // strides in elements
   Buffer at;
   int64_t batch, row, column;
 };
-struct Matmul {  // y = alpha * a b + beta * c, `batch` times
+struct Matmul {  // y = alpha * a b + beta * y, `batch` times: a is of M rows and K columns, b of K and N
   int32_t dtype;
   int64_t batch, M, N, K;
-  Matrix a, b, c, y;
+  Matrix a, b, y;
   double alpha, beta;
 };
 
@@ -108,8 +107,9 @@ class Stream {
   // The handle of an int in memory, 0 at first, which a kernel of this call sets to 1 where an index is out of range.
   // `synchronize` looks at it, sets it back, and throws `fault()`.
   virtual void *fault() = 0;
-  // The vendor's own matrix product, enqueued. False: not for this one, and nothing was enqueued.
-  virtual bool matmul(const Matmul &) { return false; }
+  // The vendor's own matrix product: whether it takes this one and does it better; and then, enqueues it.
+  virtual bool takes(const Matmul &) const { return false; }
+  virtual void matmul(const Matmul &) {}
 };
 
 class Device {

@@ -186,7 +186,7 @@ ROW_KERNEL product(Product g, ARG(const real, a), ARG(const real, b), ARG(const 
 
 //: pack
 /* y[z][column / width][row][column % width] = x at a row and a column, 0 beyond the last column. With a table, the
- * place of a row (TR) or of a column (TC) is found there, and where it is < 0 the value is 0. KEEP: y is stored as x. */
+ * place of a row (TR) or of a column (TC) is found there; where it is < 0 the value is 0. KEEP: y is stored as x is. */
 typedef struct {
   long xr, xc, xz, yr, yp, yz;
   int rows, columns, width, panels;

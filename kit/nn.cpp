@@ -59,7 +59,7 @@ Table table(const Call &f, const std::string &key, const std::function<std::vect
 // ------------------------------------------------------------------------------------------------ products
 
 // A tile fills the registers of a CPU's vector unit: 32 of them if they are 16 wide, else 16. Measured with PoCL on
-// AVX-512 (2 cores): 8 rows of 3 vectors do 200 to 300 GFLOP/s, CLBlast 1.5.3 (its parameters for CPUs) some 10.
+// AVX-512 (2 cores): 8 rows of 3 vectors do 75 to 300 GFLOP/s.
 Tile tile_for(const Device &device, int32_t dtype, int64_t M, int64_t N) {
   const int64_t lane = lanes(device, dtype);
   static const Tile wide[] = {{8, 3, 0}, {6, 4, 0}, {12, 2, 0}}, narrow[] = {{4, 3, 0}, {6, 2, 0}}, gpu[] = {{8, 1, 0}};
@@ -112,8 +112,8 @@ std::vector<Buffer> dense(const Call &f, std::initializer_list<const uba_tensor 
       return to;
     });
     const Buffer y = (room ? *room : own).take(elements(*t) * item_size(t->dtype));
-    pack(f, t->dtype, {t->strides[0], 0, 0, n, 0, 0, int32_t(rows), int32_t(n), int32_t(n), 1}, 1, all.back(), y,
-         places, " -DTC -DKEEP");
+    pack(f, t->dtype, {t->strides[0], 0, 0, n, 0, 0, int32_t(rows), int32_t(n), int32_t(n), 1}, 1, all.back(), y, places,
+         " -DTC -DKEEP");
     all.back() = y;
   }
   return all;
@@ -156,12 +156,8 @@ void matmul(const Call &f) {
     if (c.size[d] == 1) c.step[d] = 0;
   for (Side *s : {&a, &b})
     if (s->size[0] == 1) s->step[0] = 0;
-  auto matrix = [](const Buffer &memory, const Side &m) { return Matrix{memory, m.step[0], m.step[1], m.step[2]}; };
-  if (f.stream.matmul({out->dtype, Z, M, N, K, matrix(at, a), matrix(bt, b), matrix(f.at(added), c),
-                       matrix(f.at(out), y), alpha, beta}))
-    return;
   if (M <= 8 && (b.step[1] == 1 || K == 1) && (a.step[2] == 1 || K == 1)) {
-    const Dots g{a.step[1], a.step[0], b.step[2], b.step[0], y.step[1],  y.step[2],
+    const Dots g{a.step[1], a.step[0], b.step[2], b.step[0], y.step[1], y.step[2],
                  y.step[0], c.step[1], c.step[2], c.step[0], int32_t(M), int32_t(K)};
     const size_t items = sharers(f.device);
     return in_precision(out->dtype, [&](auto number) {
@@ -172,13 +168,22 @@ void matmul(const Call &f) {
     });
   }
   const Tile tile = tile_for(f.device, out->dtype, M, N);
-  const int64_t panels = ceil_div(N, tile.width);
+  Product g{};
+  g.am = a.step[1], g.ak = a.step[2], g.az = a.step[0], g.bk = b.step[1], g.bp = tile.width, g.bz = b.step[0];
+  g.ym = y.step[1], g.yn = y.step[2], g.yz = y.step[0], g.cm = c.step[1], g.cn = c.step[2], g.cz = c.step[0];
+  g.M = int32_t(M), g.N = int32_t(N), g.K = int32_t(K), g.last = int32_t(N - tile.width);
+  auto matrix = [](const Buffer &memory, const Side &m) { return Matrix{memory, m.step[0], m.step[1], m.step[2]}; };
+  const Matmul vendors{out->dtype, Z,     M, N, K, matrix(at, a), matrix(bt, b), matrix(f.at(out), y),
+                       alpha,      added ? beta : 0};
+  if (f.stream.takes(vendors)) {
+    if (added)
+      pack(f, out->dtype, {g.cm, g.cn, g.cz, g.ym, 0, g.yz, g.M, g.N, g.N, 1}, Z, f.at(added), f.at(out), {}, " -DKEEP");
+    return f.stream.matmul(vendors);
+  }
+  const int64_t panels = ceil_div(N, tile.width), za = a.step[0] ? Z : 1, zb = b.step[0] ? Z : 1;
+  const int64_t bytes_a = za * M * K * real;
   const bool pack_a = item != real || (a.step[2] != 1 && panels > 2 && K > 1);
   const bool pack_b = item != real || b.step[2] != 1 || N < tile.width || M > 16;
-  const int64_t za = a.step[0] ? Z : 1, zb = b.step[0] ? Z : 1, bytes_a = za * M * K * real;
-  Product g{a.step[1], a.step[2], a.step[0], b.step[1], tile.width, b.step[0],  y.step[1],  y.step[2],
-            y.step[0], c.step[1], c.step[2], c.step[0], int32_t(M), int32_t(N), int32_t(K), int32_t(N - tile.width),
-            0,         0,         0,         0,         0,          0};
   if (pack_a || pack_b) {
     Room room(f, (pack_a ? Room::round(bytes_a) : 0) + (pack_b ? zb * panels * tile.width * K * real : 0));
     if (pack_a) {
@@ -190,10 +195,10 @@ void matmul(const Call &f) {
     if (pack_b) {
       g.bk = tile.width, g.bp = K * tile.width, g.bz = b.step[0] ? panels * g.bp : 0,
       g.last = int32_t(panels * tile.width);
-      pack(f, out->dtype,
-           {b.step[1], b.step[2], b.step[0], g.bk, g.bp, g.bz, int32_t(K), int32_t(N), int32_t(tile.width),
-            int32_t(panels)},
-           zb, bt, room.memory, {}, "");
+      pack(
+          f, out->dtype,
+          {b.step[1], b.step[2], b.step[0], g.bk, g.bp, g.bz, int32_t(K), int32_t(N), int32_t(tile.width), int32_t(panels)},
+          zb, bt, room.memory, {}, "");
       bt = room.memory;
     }
   }
@@ -299,8 +304,8 @@ void norm_grad(const Call &f) {
   if (y || !layer)
     in_precision(x->dtype, [&](auto real) {
       by_group(f, "norm_grad", x->dtype, more, s.channels, from[0], from[1], f.at(w), f.at(mean), f.at(stat), f.at(y),
-               layer ? none : f.at(dw), layer ? none : f.at(db), int32_t(s.images), int32_t(s.channels),
-               int64_t(s.size), int32_t(training), layer ? real : decltype(real)(f.number(8)));
+               layer ? none : f.at(dw), layer ? none : f.at(db), int32_t(s.images), int32_t(s.channels), int64_t(s.size),
+               int32_t(training), layer ? real : decltype(real)(f.number(8)));
     });
   if (!layer || (!dw && !db)) return;
   const Range range{{size_t(ceil_div(s.size, lanes(f.device, x->dtype))), 1, 1}, {sharers(f.device), 1, 1}};
@@ -326,7 +331,8 @@ void softmax(const Call &f) {
 template <void (*body)(const Call &)>
 uba_status run(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
-    body({device_of(device), stream_of(device, call->stream), call->args, call->arg_count, call->outputs, tag});
+    body({device_of(device), stream_of(device, call->stream), call->args, call->arg_count, call->outputs,
+          tag});
   });
 }
 

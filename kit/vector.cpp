@@ -23,25 +23,21 @@ int64_t bits_of(const uba_value &v, int32_t dtype) {
   const double d = v.kind == UBA_INT ? double(v.v.i) : v.v.d;
   const float f = v.kind == UBA_INT ? float(v.v.i) : float(v.v.d);
   int64_t bits = 0;
-  if (is_float(dtype))
-    std::memcpy(&bits, &f, sizeof(f));
-  else if (dtype == UBA_DTYPE_FLOAT64)
-    std::memcpy(&bits, &d, sizeof(d));
-  else if (dtype == UBA_DTYPE_BOOL)
-    bits = d != 0;
-  else
-    bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
+  if (is_float(dtype)) std::memcpy(&bits, &f, sizeof(f));
+  else if (dtype == UBA_DTYPE_FLOAT64) std::memcpy(&bits, &d, sizeof(d));
+  else if (dtype == UBA_DTYPE_BOOL) bits = d != 0;
+  else bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
   return bits;
 }
 
 namespace {
 
 enum { kCompare = 1, kScalar = 2, kWide = 4, kWord = 8, kCast = 16, kOrder = 32 };
-// An operator or instruction in the kernel language. $0 to $3 are the operands, $T the type of the operation, $U the
-// unsigned one for integers (which wrap there), $S its element. `whole` is for integers, where that differs. kCompare:
-// the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the argument
-// "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the wrong
-// order.
+// An operator or instruction in the kernel language. $0 to $3 are the operands, $T the type of the operation, $U the unsigned one
+// for integers (which wrap there), $S its element. `whole` is for integers, where that differs.
+// kCompare: the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the
+// argument "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the
+// wrong order.
 struct Form {
   const char *name, *real;
   int flags = 0;
@@ -50,95 +46,44 @@ struct Form {
 #define WRAP(op) "($T)(($U)$0 " op " ($U)$1)"
 constexpr char kMax[] = "SEL($T, ($0 > $1) | ($0 != $0), $0, $1)", kMin[] = "SEL($T, ($0 < $1) | ($0 != $0), $0, $1)";
 constexpr char kMaxInt[] = "max($0, $1)", kMinInt[] = "min($0, $1)";
-const Form forms[] = {{"vcast", "$0", kCast},
-                      {"copy_nd", "$0", kCast},
-                      {"vfill", "$0"},
-                      {"vneg", "-$0", 0, "($T)(0 - ($U)$0)"},
-                      {"vabs", "fabs($0)", 0, "($0 < 0 ? ($T)(0 - ($U)$0) : $0)"},
-                      {"vnot", "$0 == 0", 0, "($T)~$0"},
-                      {"vfloor", "floor($0)"},
-                      {"vceil", "ceil($0)"},
-                      {"vtrunc", "trunc($0)"},
-                      {"vround", "rint($0)"},
-                      {"vsqrt", "sqrt($0)"},
-                      {"vrsqrt", "rsqrt($0)"},
-                      {"vexp", "exp($0)"},
-                      {"vexp2", "exp2($0)"},
-                      {"vexpm1", "expm1($0)"},
-                      {"vlog", "log($0)"},
-                      {"vlog2", "log2($0)"},
-                      {"vlog10", "log10($0)"},
-                      {"vlog1p", "log1p($0)"},
-                      {"vsin", "sin($0)"},
-                      {"vcos", "cos($0)"},
-                      {"vtan", "tan($0)", kWide},
-                      {"vasin", "asin($0)"},
-                      {"vacos", "acos($0)"},
-                      {"vatan", "atan($0)"},
-                      {"vsinh", "sinh($0)"},
-                      {"vcosh", "cosh($0)"},
-                      {"vtanh", "tanh($0)"},
-                      {"vasinh", "asinh($0)"},
-                      {"vacosh", "acosh($0)"},
-                      {"vatanh", "atanh($0)"},
-                      {"verf", "erf($0)"},
-                      {"verfc", "erfc($0)"},
-                      {"verfinv", "($T)erf_inverse($0)", kScalar},
-                      {"vlgamma", "($T)log_gamma($0)", kScalar},
-                      {"vdigamma", "($T)digamma($0)", kScalar},
-                      {"vadd", "$0 + $1", 0, WRAP("+")},
-                      {"vsub", "$0 - $1", 0, WRAP("-")},
-                      {"vmul", "$0 * $1", 0, WRAP("*")},
-                      {"vdiv", "$0 / $1"},
-                      {"vidiv", "", kScalar, "IDIV($T, $U, $0, $1)"},
-                      {"vmax", kMax, 0, kMaxInt},
-                      {"vmin", kMin, 0, kMinInt},
-                      {"vpow", "pow($0, $1)", 0, "($T)whole_power($0, $1)"},
-                      {"vfmod", "fmod($0, $1)", 0, "IMOD($T, $0, $1)"},
-                      {"vremainder", "REM($T, $0, $1, fmod($0, $1))", 0, "REM($T, $0, $1, IMOD($T, $0, $1))"},
-                      {"vatan2", "atan2($0, $1)"},
-                      {"vcopysign", "copysign($0, $1)"},
-                      {"vnextafter", "nextafter($0, $1)"},
-                      {"vand", "$0 & $1"},
-                      {"vor", "$0 | $1"},
-                      {"vxor", "$0 ^ $1"},
-                      {"vshl", "", 0, "SHL($T, $U, $0, $1)"},
-                      {"vshr", "", 0, "SHR($T, $0, $1)"},
-                      {"vgcd", "", 0, "($T)gcd($0, $1)"},
-                      {"vigamma", "($T)gamma_ratio($0, $1, 0)", kScalar},
-                      {"vigammac", "($T)gamma_ratio($0, $1, 1)", kScalar},
-                      {"vzeta", "($T)hurwitz_zeta($0, $1)", kScalar},
-                      {"veq", "$0 == $1", kCompare},
-                      {"vne", "$0 != $1", kCompare},
-                      {"vlt", "$0 < $1", kCompare | kOrder},
-                      {"vle", "$0 <= $1", kCompare | kOrder},
-                      {"vgt", "$0 > $1", kCompare | kOrder},
-                      {"vge", "$0 >= $1", kCompare | kOrder},
-                      {"vselect", "SEL($T, $0, $1, $2)"},
-                      // ---- operators, where more than an instruction
-                      {"add", "$0 + $2 * $1", 0, "($T)(($U)$0 + ($U)$2 * ($U)$1)"},
-                      {"sub", "$0 - $2 * $1", 0, "($T)(($U)$0 - ($U)$2 * ($U)$1)"},
-                      {"rsub", "$1 - $2 * $0", 0, "($T)(($U)$1 - ($U)$2 * ($U)$0)"},
-                      {"addcmul", "$0 + $3 * $1 * $2", 0, "($T)(($U)$0 + ($U)$3 * ($U)$1 * ($U)$2)"},
-                      {"addcdiv", "$0 + $3 * ($1 / $2)"},
-                      {"lerp", "SEL($T, fabs($2) < ($S)0.5, $0 + $2 * ($1 - $0), $1 - ($1 - $0) * (1 - $2))"},
-                      {"masked_fill", "SEL($T, $1, $2, $0)"},
-                      {"reciprocal", "1 / $0"},
-                      {"relu", "SEL($T, $0 <= 0, 0, $0)"},
-                      {"threshold_backward", "SEL($T, $1 <= $2, 0, $0)"},
-                      {"sigmoid", "1 / (1 + exp(-$0))"},
-                      {"sigmoid_backward", "$0 * ((1 - $1) * $1)"},
-                      {"tanh_backward", "$0 * (1 - $1 * $1)"},
-                      {"silu", "$0 / (1 + exp(-$0))"},
-                      {"gelu", "($S)0.5 * $0 * (1 + erf($0 * ($S)0.7071067811865476))", kWord},
-                      {"gelu_tanh", "($S)0.5 * $0 * (1 + tanh(GELU_INNER($S, $0)))"},
-                      {"gelu_backward", "GELU_GRAD($S, $0, $1)", kWord},
-                      {"gelu_backward_tanh", "GELU_TANH_GRAD($S, $0, $1)"},
-                      {"logical_not", "$0 == 0", kCompare},
-                      {"isnan", "$0 != $0", kCompare},
-                      {"logical_and", "($0 != 0) & ($1 != 0)", kCompare},
-                      {"logical_or", "($0 != 0) | ($1 != 0)", kCompare},
-                      {"logical_xor", "($0 != 0) ^ ($1 != 0)", kCompare}};
+const Form forms[] = {
+    {"vcast", "$0", kCast}, {"copy_nd", "$0", kCast}, {"vfill", "$0"},
+    {"vneg", "-$0", 0, "($T)(0 - ($U)$0)"}, {"vabs", "fabs($0)", 0, "($0 < 0 ? ($T)(0 - ($U)$0) : $0)"},
+    {"vnot", "$0 == 0", 0, "($T)~$0"}, {"vfloor", "floor($0)"}, {"vceil", "ceil($0)"}, {"vtrunc", "trunc($0)"},
+    {"vround", "rint($0)"}, {"vsqrt", "sqrt($0)"}, {"vrsqrt", "rsqrt($0)"}, {"vexp", "exp($0)"}, {"vexp2", "exp2($0)"},
+    {"vexpm1", "expm1($0)"}, {"vlog", "log($0)"}, {"vlog2", "log2($0)"}, {"vlog10", "log10($0)"},
+    {"vlog1p", "log1p($0)"}, {"vsin", "sin($0)"}, {"vcos", "cos($0)"}, {"vtan", "tan($0)", kWide},
+    {"vasin", "asin($0)"}, {"vacos", "acos($0)"}, {"vatan", "atan($0)"}, {"vsinh", "sinh($0)"},
+    {"vcosh", "cosh($0)"}, {"vtanh", "tanh($0)"}, {"vasinh", "asinh($0)"}, {"vacosh", "acosh($0)"},
+    {"vatanh", "atanh($0)"}, {"verf", "erf($0)"}, {"verfc", "erfc($0)"},
+    {"verfinv", "($T)erf_inverse($0)", kScalar}, {"vlgamma", "($T)log_gamma($0)", kScalar},
+    {"vdigamma", "($T)digamma($0)", kScalar}, {"vadd", "$0 + $1", 0, WRAP("+")}, {"vsub", "$0 - $1", 0, WRAP("-")},
+    {"vmul", "$0 * $1", 0, WRAP("*")}, {"vdiv", "$0 / $1"}, {"vidiv", "", kScalar, "IDIV($T, $U, $0, $1)"},
+    {"vmax", kMax, 0, kMaxInt}, {"vmin", kMin, 0, kMinInt}, {"vpow", "pow($0, $1)", 0, "($T)whole_power($0, $1)"},
+    {"vfmod", "fmod($0, $1)", 0, "IMOD($T, $0, $1)"}, {"vremainder", "REM($T, $0, $1, fmod($0, $1))", 0,
+     "REM($T, $0, $1, IMOD($T, $0, $1))"}, {"vatan2", "atan2($0, $1)"}, {"vcopysign", "copysign($0, $1)"},
+    {"vnextafter", "nextafter($0, $1)"}, {"vand", "$0 & $1"}, {"vor", "$0 | $1"}, {"vxor", "$0 ^ $1"},
+    {"vshl", "", 0, "SHL($T, $U, $0, $1)"}, {"vshr", "", 0, "SHR($T, $0, $1)"}, {"vgcd", "", 0, "($T)gcd($0, $1)"},
+    {"vigamma", "($T)gamma_ratio($0, $1, 0)", kScalar}, {"vigammac", "($T)gamma_ratio($0, $1, 1)", kScalar},
+    {"vzeta", "($T)hurwitz_zeta($0, $1)", kScalar}, {"veq", "$0 == $1", kCompare}, {"vne", "$0 != $1", kCompare},
+    {"vlt", "$0 < $1", kCompare | kOrder}, {"vle", "$0 <= $1", kCompare | kOrder},
+    {"vgt", "$0 > $1", kCompare | kOrder},
+    {"vge", "$0 >= $1", kCompare | kOrder}, {"vselect", "SEL($T, $0, $1, $2)"},
+    // ---- operators, where more than an instruction
+    {"add", "$0 + $2 * $1", 0, "($T)(($U)$0 + ($U)$2 * ($U)$1)"}, {"sub", "$0 - $2 * $1", 0,
+     "($T)(($U)$0 - ($U)$2 * ($U)$1)"}, {"rsub", "$1 - $2 * $0", 0, "($T)(($U)$1 - ($U)$2 * ($U)$0)"},
+    {"addcmul", "$0 + $3 * $1 * $2", 0, "($T)(($U)$0 + ($U)$3 * ($U)$1 * ($U)$2)"}, {"addcdiv", "$0 + $3 * ($1 / $2)"},
+    {"lerp", "SEL($T, fabs($2) < ($S)0.5, $0 + $2 * ($1 - $0), $1 - ($1 - $0) * (1 - $2))"},
+    {"masked_fill", "SEL($T, $1, $2, $0)"}, {"reciprocal", "1 / $0"}, {"relu", "SEL($T, $0 <= 0, 0, $0)"},
+    {"threshold_backward", "SEL($T, $1 <= $2, 0, $0)"}, {"sigmoid", "1 / (1 + exp(-$0))"},
+    {"sigmoid_backward", "$0 * ((1 - $1) * $1)"}, {"tanh_backward", "$0 * (1 - $1 * $1)"},
+    {"silu", "$0 / (1 + exp(-$0))"}, 
+    {"gelu", "($S)0.5 * $0 * (1 + erf($0 * ($S)0.7071067811865476))", kWord},
+    {"gelu_tanh", "($S)0.5 * $0 * (1 + tanh(GELU_INNER($S, $0)))"},
+    {"gelu_backward", "GELU_GRAD($S, $0, $1)", kWord}, {"gelu_backward_tanh", "GELU_TANH_GRAD($S, $0, $1)"},
+    {"logical_not", "$0 == 0", kCompare}, {"isnan", "$0 != $0", kCompare},
+    {"logical_and", "($0 != 0) & ($1 != 0)", kCompare}, {"logical_or", "($0 != 0) | ($1 != 0)", kCompare},
+    {"logical_xor", "($0 != 0) ^ ($1 != 0)", kCompare}};
 constexpr int kForms = int(sizeof(forms) / sizeof(forms[0]));
 
 int arity(const Form &form, bool whole) {
@@ -324,22 +269,17 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
         in[i] = "r" + text(at);
       } else {
         const std::string bits = "p.num[" + text(at) + "]";
-        in[i] = is_float(dtype)              ? "as_float((int)" + bits + ")"
-                : dtype == UBA_DTYPE_FLOAT64 ? "as_double(" + bits + ")"
-                : dtype == UBA_DTYPE_BOOL    ? "MASK(" + bits + ")"
-                                             : "(" + type(dtype) + ")" + bits;
+        in[i] = is_float(dtype) ? "as_float((int)" + bits + ")" : dtype == UBA_DTYPE_FLOAT64 ? "as_double(" + bits + ")"
+                : dtype == UBA_DTYPE_BOOL ? "MASK(" + bits + ")" : "(" + type(dtype) + ")" + bits;
         if (node.rounds && is_float(dtype) && dtype != UBA_DTYPE_FLOAT32)
           in[i] = std::string("AS_") + suffix(dtype) + "(" + in[i] + ")";
         if (!v.empty() && is_float(dtype)) in[i] = "(" + type(dtype) + ")(" + in[i] + ")";
       }
       if (form.flags & kCast) {  // from `dtype` to that of the node
         const bool to_float = is_float(node.dtype) || node.dtype == UBA_DTYPE_FLOAT64;
-        if (node.dtype == UBA_DTYPE_BOOL)
-          in[i] = dtype == UBA_DTYPE_BOOL ? in[i] : in[i] + " != 0";
-        else if (!v.empty())
-          in[i] = dtype == UBA_DTYPE_BOOL ? "FLOAT(" + in[i] + ")" : in[i];
-        else if (!to_float && (is_float(dtype) || dtype == UBA_DTYPE_FLOAT64))
-          in[i] = "(long)" + in[i];
+        if (node.dtype == UBA_DTYPE_BOOL) in[i] = dtype == UBA_DTYPE_BOOL ? in[i] : in[i] + " != 0";
+        else if (!v.empty()) in[i] = dtype == UBA_DTYPE_BOOL ? "FLOAT(" + in[i] + ")" : in[i];
+        else if (!to_float && (is_float(dtype) || dtype == UBA_DTYPE_FLOAT64)) in[i] = "(long)" + in[i];
         if (node.dtype != dtype && is_float(node.dtype) && node.dtype != UBA_DTYPE_FLOAT32)
           in[i] = std::string("AS_") + suffix(node.dtype) + (v.empty() ? "((float)" : "v(") + in[i] + ")";
       }
@@ -348,21 +288,14 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
     const std::string compute = wide ? "double" + v : type(node.dtype);
     std::string value;
     for (const char *c = whole && form.whole ? form.whole : form.real; *c; c++) {
-      if (*c != '$')
-        value += *c;
-      else if (*++c == 'T')
-        value += compute;
-      else if (*c == 'S')
-        value += wide ? "double" : base_type(device, node.dtype);
-      else if (*c == 'U')
-        value += node.dtype == UBA_DTYPE_INT64 ? "ulong" : "uint";
-      else
-        value += "(" + in[*c - '0'] + ")";
+      if (*c != '$') value += *c;
+      else if (*++c == 'T') value += compute;
+      else if (*c == 'S') value += wide ? "double" : base_type(device, node.dtype);
+      else if (*c == 'U') value += node.dtype == UBA_DTYPE_INT64 ? "ulong" : "uint";
+      else value += "(" + in[*c - '0'] + ")";
     }
-    if (wide)
-      value = "convert_float" + v + "(" + value + ")";
-    else if (v.empty())
-      value = "(" + type(node.result) + ")(" + value + ")";
+    if (wide) value = "convert_float" + v + "(" + value + ")";
+    else if (v.empty()) value = "(" + type(node.result) + ")(" + value + ")";
     code += "  const " + type(node.result) + " r" + text(k) + " = " + value + ";\n";
     if (node.store < 0) continue;
     const std::string st = text(int(node.store));
@@ -409,10 +342,8 @@ void prepare(Device &device, const Segment &s, Prepared &out) {
     const int d = order[k];
     bool even = joined > 0;
     for (const Leaf &leaf : s.leaves) even = even && leaf.strides[last[joined - 1]] == leaf.strides[d] * s.sizes[d];
-    if (even)
-      sizes[joined - 1] *= s.sizes[d], last[joined - 1] = d;
-    else
-      sizes[joined] = s.sizes[d], last[joined++] = d;
+    if (even) sizes[joined - 1] *= s.sizes[d], last[joined - 1] = d;
+    else sizes[joined] = s.sizes[d], last[joined++] = d;
   }
   // Small work shares one general kernel: to build another takes longer than it will ever save.
   const bool small = s.count() <= 1024;
@@ -612,56 +543,12 @@ KernelTable vector_kernels() {
     std::vector<uba_kernel> made;
     for (int i = 0; i < kForms; i++) made.push_back({forms[i].name, elementwise, i});
     // Operators that are an instruction under another name: "operator instruction", or v and the operator's own.
-    static const char *const also[] = {"neg",
-                                       "abs",
-                                       "floor",
-                                       "ceil",
-                                       "trunc",
-                                       "round",
-                                       "sqrt",
-                                       "rsqrt",
-                                       "exp",
-                                       "exp2",
-                                       "expm1",
-                                       "log",
-                                       "log2",
-                                       "log10",
-                                       "log1p",
-                                       "sin",
-                                       "cos",
-                                       "tan",
-                                       "asin",
-                                       "acos",
-                                       "atan",
-                                       "sinh",
-                                       "cosh",
-                                       "tanh",
-                                       "asinh",
-                                       "acosh",
-                                       "atanh",
-                                       "erf",
-                                       "erfc",
-                                       "mul",
-                                       "div",
-                                       "pow",
-                                       "fmod",
-                                       "remainder",
-                                       "atan2",
-                                       "eq",
-                                       "ne",
-                                       "lt",
-                                       "le",
-                                       "gt",
-                                       "ge",
-                                       "where vselect",
-                                       "maximum vmax",
-                                       "minimum vmin",
-                                       "clamp_min vmax",
-                                       "clamp_max vmin",
-                                       "bitwise_not vnot",
-                                       "bitwise_and vand",
-                                       "bitwise_or vor",
-                                       "bitwise_xor vxor"};
+    static const char *const also[] = {
+        "neg", "abs", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
+        "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+        "atanh", "erf", "erfc", "mul", "div", "pow", "fmod", "remainder", "atan2", "eq", "ne", "lt", "le", "gt", "ge",
+        "where vselect", "maximum vmax", "minimum vmin", "clamp_min vmax", "clamp_max vmin", "bitwise_not vnot",
+        "bitwise_and vand", "bitwise_or vor", "bitwise_xor vxor"};
     for (const std::string one : also) {
       const size_t space = one.find(' ');
       names.push_back(one.substr(0, space));

@@ -35,11 +35,25 @@ def test_nothing_below_the_pytorch_side_includes_torch(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources("chips"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_adapters_see_the_abi_their_sdk_and_the_standard_library_only(path: Path) -> None:
-    own = {p.name for p in path.parent.rglob("*.h")}
+    own = {p.name for p in path.parent.rglob("*.h")} | {f"{p.stem}.inc" for p in path.parent.glob("*.cl")}
     sdk_headers = {p.name for p in (ROOT / "sdk").rglob("include/*.h")} | {"CL/cl.h"}
     for name in includes(path):
-        standard = "/" not in name and (name.endswith(".h") or "." not in name)
-        assert name in {"torchfl/uba.h", "torchfl/uba_aten.h"} or name in sdk_headers | own or standard, name
+        standard = name.removeprefix("sys/").count("/") == 0 and (name.endswith(".h") or "." not in name)
+        assert name in {"torchfl/uba.h", "torchfl/uba_aten.h", "kit/kit.h"} or name in sdk_headers | own or standard, name
+
+
+@pytest.mark.parametrize("path", sources("kit"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_kit_sees_the_abi_and_the_standard_library_only(path: Path) -> None:
+    own = {p.name for p in path.parent.glob("*.h")} | {p.with_suffix(".inc").name for p in path.parent.glob("*.cl")}
+    for name in includes(path):
+        standard = "/" not in name and (name == "unistd.h" or "." not in name)
+        assert name == "torchfl/uba.h" or name in own or standard, name
+
+
+def test_the_kit_knows_no_sdk() -> None:
+    names = re.compile(r"\b(cl_\w+|cl[A-Z]\w+|CL_\w+|__(?:kernel|global|local)|cu[A-Z]\w+|hip[A-Z]\w+)\b")
+    for path in sorted((ROOT / "kit").iterdir()):
+        assert names.findall(path.read_text(encoding="utf-8")) == [], path
 
 
 @pytest.mark.parametrize("path", sources("sdk"), ids=lambda p: str(p.relative_to(ROOT)))

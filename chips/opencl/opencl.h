@@ -57,6 +57,8 @@ struct Stream final : kit::Stream {
   void launch(kit::Kernel &kernel, const kit::Range &range, const kit::Argument *arguments, size_t count) override;
   Buffer scratch(uint64_t bytes) override;
   void *fault() override;
+  bool takes(const kit::Matmul &m) const override;  // product.cpp
+  void matmul(const kit::Matmul &m) override;
   void finish();  // waits, and throws what went wrong
 };
 

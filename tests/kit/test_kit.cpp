@@ -319,16 +319,18 @@ TEST(an_index_out_of_range_sets_the_fault_of_the_stream_and_reads_nothing) {
 TEST(a_vendor_may_have_its_own_matrix_product) {
   Bench b;
   b.device.queue.takes_products = true;
-  Tensor &x = b.floats({6, 5}, 0),
-         &w = b.tensors.emplace_back(b.device.memory(60), Ints{5, 3}, UBA_DTYPE_FLOAT32, Ints{1, 5}),
-         &y = b.tensor({6, 3});
+  Tensor &x = b.floats({12, 5}, 0), &y = b.tensor({12, 3}), &row = b.floats({3}, 1);
+  Tensor& w = b.tensors.emplace_back(b.device.memory(60), Ints{5, 3}, UBA_DTYPE_FLOAT32, Ints{1, 5});
   CHECK_EQ(b.call("matmul", {value(x), value(w)}, {&y}), UBA_OK);
   CHECK_EQ(b.device.built.size(), 0u);
-  CHECK_EQ(b.device.queue.products.size(), 1u);
-  const kit::Matmul& p = b.device.queue.products.at(0);
-  CHECK_EQ(p.M, 6), CHECK_EQ(p.N, 3), CHECK_EQ(p.K, 5), CHECK_EQ(p.batch, 1);
+  CHECK_EQ(b.call("matmul", {value(row), value(x), value(w), value(2.0), value(3.0)}, {&y}), UBA_OK);
+  CHECK_EQ(b.data<float>(y)[5], 3.0f);  // what is added lies in the result
+  CHECK_EQ(b.device.queue.products.size(), 2u);
+  const kit::Matmul& p = b.device.queue.products.back();
+  CHECK_EQ(p.M, 12), CHECK_EQ(p.N, 3), CHECK_EQ(p.K, 5), CHECK_EQ(p.batch, 1);
   CHECK_EQ(p.b.row, 1), CHECK_EQ(p.b.column, 5);
-  CHECK(p.y.at.memory == b.device.at(y.view.data).memory && !p.c.at.memory);
+  CHECK_EQ(p.beta, 2.0), CHECK_EQ(p.alpha, 3.0), CHECK_EQ(b.device.queue.products[0].beta, 0.0);
+  CHECK(p.y.at.memory == b.device.at(y.view.data).memory);
 }
 
 TEST(what_fails_is_told_and_not_kept) {
