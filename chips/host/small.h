@@ -12,7 +12,7 @@ namespace host {
 namespace {
 
 constexpr int64_t kSmall = 4096;        // elements: no more than what one core does in the time of a call into PyTorch
-constexpr int64_t kProducts = 1 << 14;  // multiplications of a matrix product, and elements of a factor that is turned
+constexpr int64_t kProducts = 1 << 13;  // multiplications of a matrix product, and elements of a factor that is turned
 
 template <class T>
 T* start(const uba_tensor& t) {
@@ -124,7 +124,7 @@ bool sum(const uba_call& call) {
 bool softmax(const uba_call& call) {  // (x, dim, half_to_float)
   const uba_tensor &x = *call.args[0].v.tensor, &out = call.outputs[0];
   const int64_t count = small<float>(x), dim = call.args[1].v.i;
-  if (count <= 0 || small<float>(out) != count || x.rank == 0 || (dim != x.rank - 1 && dim != -1)) return false;
+  if (count <= 0 || count > kSmall / 16 || small<float>(out) != count || x.rank == 0 || (dim != x.rank - 1 && dim != -1)) return false;
   for (int64_t i = 0, n = x.sizes[x.rank - 1]; i < count; i += n) {
     const float* from = start<float>(x) + i;
     float *y = start<float>(out) + i, most = from[0];
