@@ -162,11 +162,11 @@ void convolve(const Call &f, Window w, bool spread, const uba_tensor &x, const u
     const Table places = table(f, key_of(spread ? 's' : 'w', w, l.row, phase),
                                [&] { return spread ? spread_tables(w, l, phase) : slide_tables(w, l); });
     if (!in_place && i == 0)
-      pack(f, dtype, {at_x.channel, 0, 0, l.row, 0, 0, int32_t(from * w.groups), int32_t(l.cells), int32_t(l.cells), 1}, 1,
-           f.at(&x), b, places, " -DTC");
+      pack(f, dtype, {at_x.channel, 0, 0, l.row, 0, 0, int32_t(from * w.groups), int32_t(l.cells), int32_t(l.cells), 1},
+           1, f.at(&x), b, places, " -DTC");
     if (spread || item_size(dtype) < real) {  // rows of the weights for the product
       const Pack rows_of{spread ? w.taps : K, 1, w.small * w.big * w.taps, K, 0, to * K, int32_t(to), int32_t(K),
-                         int32_t(K),           1};
+                         int32_t(K),          1};
       pack(f, dtype, rows_of, w.groups, given, a = rows, {places.memory, (l.cells + K) * sizeof(int32_t)},
            spread ? " -DTC" : "");
     }
@@ -196,8 +196,9 @@ void weigh(const Call &f, const Window &w, const uba_tensor &big, const uba_tens
   const Table places = table(f, key_of('w', w, l.row, Dims{}), [&] { return slide_tables(w, l); });
   const Buffer to_n{places.memory, uint64_t(l.cells) * sizeof(int32_t)},
       to_k{places.memory, uint64_t(l.cells + n) * sizeof(int32_t)};
-  pack(f, dtype, {w.at_big.channel, 0, 0, l.row, 0, 0, int32_t(w.big * w.groups), int32_t(l.cells), int32_t(l.cells), 1},
-       1, f.at(&big), x, places, " -DTC");
+  pack(f, dtype,
+       {w.at_big.channel, 0, 0, l.row, 0, 0, int32_t(w.big * w.groups), int32_t(l.cells), int32_t(l.cells), 1}, 1,
+       f.at(&big), x, places, " -DTC");
   Product g{};
   g.ak = 1, g.bk = tile.width, g.bp = tile.width * K, g.bz = panels * g.bp, g.yz = w.small * n;
   g.am = wide ? K : 0, g.az = wide ? w.small * K : w.big * l.row, g.ym = wide ? n : 1, g.yn = wide ? 1 : n;

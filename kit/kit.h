@@ -15,11 +15,11 @@
 // Dialect: a kernel's source is Device::dialect and then the kit's own, with the names of OpenCL C. What another
 // language defines in its dialect, with the meaning that OpenCL C gives it:
 //   KERNEL (before void), GLOBAL, LOCAL (address spaces), BARRIER() (of local memory), ITEMS(x, y)
-//   (a kernel's fixed work-group), EXACT (from here on, products and sums are not contracted to fma); get_global_id, get_group_id,
-//   get_local_id; uchar, ushort, uint, ulong, long of 64 bits, half (storage only); as_float, as_int, as_uint,
-//   as_double; vload_half(i, p), vstore_half(x, i, p) and vstore_half_rte; min, max, mul_hi, rint, isnan, copysign,
-//   fma, lgamma, ... ; Vectors (float8, (float8)(x), vload8, vstore8, select, convert_float8, as_uint8, ...) are used
-//   only with `lanes` > 1.
+//   (a kernel's fixed work-group), EXACT (from here on, products and sums are not contracted to fma); get_global_id,
+//   get_group_id, get_local_id; uchar, ushort, uint, ulong, long of 64 bits, half (storage only); as_float, as_int,
+//   as_uint, as_double; vload_half(i, p), vstore_half(x, i, p) and vstore_half_rte; min, max, mul_hi, rint, isnan,
+//   copysign, fma, lgamma, ... ; Vectors (float8, (float8)(x), vload8, vstore8, select, convert_float8, as_uint8, ...)
+//   are used only with `lanes` > 1.
 #pragma once
 #include <cstdint>
 #include <exception>

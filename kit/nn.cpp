@@ -112,8 +112,8 @@ std::vector<Buffer> dense(const Call &f, std::initializer_list<const uba_tensor 
       return to;
     });
     const Buffer y = (room ? *room : own).take(elements(*t) * item_size(t->dtype));
-    pack(f, t->dtype, {t->strides[0], 0, 0, n, 0, 0, int32_t(rows), int32_t(n), int32_t(n), 1}, 1, all.back(), y, places,
-         " -DTC -DKEEP");
+    pack(f, t->dtype, {t->strides[0], 0, 0, n, 0, 0, int32_t(rows), int32_t(n), int32_t(n), 1}, 1, all.back(), y,
+         places, " -DTC -DKEEP");
     all.back() = y;
   }
   return all;
@@ -157,7 +157,7 @@ void matmul(const Call &f) {
   for (Side *s : {&a, &b})
     if (s->size[0] == 1) s->step[0] = 0;
   if (M <= 8 && (b.step[1] == 1 || K == 1) && (a.step[2] == 1 || K == 1)) {
-    const Dots g{a.step[1], a.step[0], b.step[2], b.step[0], y.step[1], y.step[2],
+    const Dots g{a.step[1], a.step[0], b.step[2], b.step[0], y.step[1],  y.step[2],
                  y.step[0], c.step[1], c.step[2], c.step[0], int32_t(M), int32_t(K)};
     const size_t items = sharers(f.device);
     return in_precision(out->dtype, [&](auto number) {
@@ -173,11 +173,12 @@ void matmul(const Call &f) {
   g.ym = y.step[1], g.yn = y.step[2], g.yz = y.step[0], g.cm = c.step[1], g.cn = c.step[2], g.cz = c.step[0];
   g.M = int32_t(M), g.N = int32_t(N), g.K = int32_t(K), g.last = int32_t(N - tile.width);
   auto matrix = [](const Buffer &memory, const Side &m) { return Matrix{memory, m.step[0], m.step[1], m.step[2]}; };
-  const Matmul vendors{out->dtype, Z,     M, N, K, matrix(at, a), matrix(bt, b), matrix(f.at(out), y),
-                       alpha,      added ? beta : 0};
+  const Matmul vendors{out->dtype,      Z, M, N, K, matrix(at, a), matrix(bt, b), matrix(f.at(out), y), alpha,
+                       added ? beta : 0};
   if (f.stream.takes(vendors)) {
     if (added)
-      pack(f, out->dtype, {g.cm, g.cn, g.cz, g.ym, 0, g.yz, g.M, g.N, g.N, 1}, Z, f.at(added), f.at(out), {}, " -DKEEP");
+      pack(f, out->dtype, {g.cm, g.cn, g.cz, g.ym, 0, g.yz, g.M, g.N, g.N, 1}, Z, f.at(added), f.at(out), {},
+           " -DKEEP");
     return f.stream.matmul(vendors);
   }
   const int64_t panels = ceil_div(N, tile.width), za = a.step[0] ? Z : 1, zb = b.step[0] ? Z : 1;
@@ -195,10 +196,10 @@ void matmul(const Call &f) {
     if (pack_b) {
       g.bk = tile.width, g.bp = K * tile.width, g.bz = b.step[0] ? panels * g.bp : 0,
       g.last = int32_t(panels * tile.width);
-      pack(
-          f, out->dtype,
-          {b.step[1], b.step[2], b.step[0], g.bk, g.bp, g.bz, int32_t(K), int32_t(N), int32_t(tile.width), int32_t(panels)},
-          zb, bt, room.memory, {}, "");
+      pack(f, out->dtype,
+           {b.step[1], b.step[2], b.step[0], g.bk, g.bp, g.bz, int32_t(K), int32_t(N), int32_t(tile.width),
+            int32_t(panels)},
+           zb, bt, room.memory, {}, "");
       bt = room.memory;
     }
   }
@@ -304,8 +305,8 @@ void norm_grad(const Call &f) {
   if (y || !layer)
     in_precision(x->dtype, [&](auto real) {
       by_group(f, "norm_grad", x->dtype, more, s.channels, from[0], from[1], f.at(w), f.at(mean), f.at(stat), f.at(y),
-               layer ? none : f.at(dw), layer ? none : f.at(db), int32_t(s.images), int32_t(s.channels), int64_t(s.size),
-               int32_t(training), layer ? real : decltype(real)(f.number(8)));
+               layer ? none : f.at(dw), layer ? none : f.at(db), int32_t(s.images), int32_t(s.channels),
+               int64_t(s.size), int32_t(training), layer ? real : decltype(real)(f.number(8)));
     });
   if (!layer || (!dw && !db)) return;
   const Range range{{size_t(ceil_div(s.size, lanes(f.device, x->dtype))), 1, 1}, {sharers(f.device), 1, 1}};
@@ -331,8 +332,7 @@ void softmax(const Call &f) {
 template <void (*body)(const Call &)>
 uba_status run(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
-    body({device_of(device), stream_of(device, call->stream), call->args, call->arg_count, call->outputs,
-          tag});
+    body({device_of(device), stream_of(device, call->stream), call->args, call->arg_count, call->outputs, tag});
   });
 }
 

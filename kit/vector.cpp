@@ -1,15 +1,10 @@
-// vector.cpp: the code generator for elementwise work: one call of an instruction or operator, or a whole program of
-// them, becomes one kernel.
-//
-// Contract: a Segment is a list of nodes over tensors (leaves) of one common shape. Its kernel is known by what tells
-// it from others: the nodes, dtypes, the rank after dimensions were joined, and which leaves are walked through
-// contiguously; sizes, strides, offsets and numbers are arguments. Each work-item loads what it needs, computes all
-// nodes and stores: so a leaf may be written where it was read, at the same place, and nothing else may overlap.
+// vector.cpp: the code generator for elementwise work: calls of instructions and operators to the source of a kernel,
+// and its launch. See segment.h.
 #include <algorithm>
 #include <cstring>
 #include <deque>
 
-#include "parts.h"
+#include "segment.h"
 
 namespace kit {
 
@@ -23,21 +18,25 @@ int64_t bits_of(const uba_value &v, int32_t dtype) {
   const double d = v.kind == UBA_INT ? double(v.v.i) : v.v.d;
   const float f = v.kind == UBA_INT ? float(v.v.i) : float(v.v.d);
   int64_t bits = 0;
-  if (is_float(dtype)) std::memcpy(&bits, &f, sizeof(f));
-  else if (dtype == UBA_DTYPE_FLOAT64) std::memcpy(&bits, &d, sizeof(d));
-  else if (dtype == UBA_DTYPE_BOOL) bits = d != 0;
-  else bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
+  if (is_float(dtype))
+    std::memcpy(&bits, &f, sizeof(f));
+  else if (dtype == UBA_DTYPE_FLOAT64)
+    std::memcpy(&bits, &d, sizeof(d));
+  else if (dtype == UBA_DTYPE_BOOL)
+    bits = d != 0;
+  else
+    bits = v.kind == UBA_INT ? v.v.i : d > -9.2e18 && d < 9.2e18 ? int64_t(d) : 0;
   return bits;
 }
 
 namespace {
 
 enum { kCompare = 1, kScalar = 2, kWide = 4, kWord = 8, kCast = 16, kOrder = 32 };
-// An operator or instruction in the kernel language. $0 to $3 are the operands, $T the type of the operation, $U the unsigned one
-// for integers (which wrap there), $S its element. `whole` is for integers, where that differs.
-// kCompare: the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the
-// argument "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the
-// wrong order.
+// An operator or instruction in the kernel language. $0 to $3 are the operands, $T the type of the operation, $U the
+// unsigned one for integers (which wrap there), $S its element. `whole` is for integers, where that differs. kCompare:
+// the result is bool. kScalar: one element at a time. kWide: in double where there is one. kWord: with the argument
+// "tanh" the next form is meant. kCast: each operand has its own dtype. kOrder: masks of bool would be in the wrong
+// order.
 struct Form {
   const char *name, *real;
   int flags = 0;
@@ -46,6 +45,7 @@ struct Form {
 #define WRAP(op) "($T)(($U)$0 " op " ($U)$1)"
 constexpr char kMax[] = "SEL($T, ($0 > $1) | ($0 != $0), $0, $1)", kMin[] = "SEL($T, ($0 < $1) | ($0 != $0), $0, $1)";
 constexpr char kMaxInt[] = "max($0, $1)", kMinInt[] = "min($0, $1)";
+// clang-format off: a table
 const Form forms[] = {
     {"vcast", "$0", kCast}, {"copy_nd", "$0", kCast}, {"vfill", "$0"},
     {"vneg", "-$0", 0, "($T)(0 - ($U)$0)"}, {"vabs", "fabs($0)", 0, "($0 < 0 ? ($T)(0 - ($U)$0) : $0)"},
@@ -77,13 +77,14 @@ const Form forms[] = {
     {"masked_fill", "SEL($T, $1, $2, $0)"}, {"reciprocal", "1 / $0"}, {"relu", "SEL($T, $0 <= 0, 0, $0)"},
     {"threshold_backward", "SEL($T, $1 <= $2, 0, $0)"}, {"sigmoid", "1 / (1 + exp(-$0))"},
     {"sigmoid_backward", "$0 * ((1 - $1) * $1)"}, {"tanh_backward", "$0 * (1 - $1 * $1)"},
-    {"silu", "$0 / (1 + exp(-$0))"}, 
+    {"silu", "$0 / (1 + exp(-$0))"},
     {"gelu", "($S)0.5 * $0 * (1 + erf($0 * ($S)0.7071067811865476))", kWord},
     {"gelu_tanh", "($S)0.5 * $0 * (1 + tanh(GELU_INNER($S, $0)))"},
     {"gelu_backward", "GELU_GRAD($S, $0, $1)", kWord}, {"gelu_backward_tanh", "GELU_TANH_GRAD($S, $0, $1)"},
     {"logical_not", "$0 == 0", kCompare}, {"isnan", "$0 != $0", kCompare},
     {"logical_and", "($0 != 0) & ($1 != 0)", kCompare}, {"logical_or", "($0 != 0) | ($1 != 0)", kCompare},
     {"logical_xor", "($0 != 0) ^ ($1 != 0)", kCompare}};
+// clang-format on
 constexpr int kForms = int(sizeof(forms) / sizeof(forms[0]));
 
 int arity(const Form &form, bool whole) {
@@ -95,37 +96,8 @@ int arity(const Form &form, bool whole) {
 
 // ------------------------------------------------------------------------------------------------ segments
 
-constexpr int kRank = 8, kLeaves = 24, kNodes = 64;
-struct Leaf {
-  const void *data;  // an address, or in a program the number of a block
-  uint64_t offset;
-  int64_t strides[kRank];
-  int32_t dtype;
-  bool written;
-};
-struct Operand {
-  uint8_t kind = 0, index = 0;  // 'r': result of a node, 'l': leaf, 'n': number
-};
-struct Node {
-  uint8_t form, dtype, result, rounds;  // rounds: numbers have the precision of the dtype
-  Operand in[4];
-  int8_t store;  // leaf, or -1
-};
-struct Segment {
-  int32_t rank = 0;
-  int64_t sizes[kRank];
-  std::vector<Leaf> leaves;
-  std::vector<Node> nodes;
-  std::vector<uba_value> numbers;
-  std::vector<uint8_t> number_dtypes;
-  int64_t count() const {
-    int64_t n = 1;
-    for (int d = 0; d < rank; d++) n *= sizes[d];
-    return n;
-  }
-};
+}  // namespace
 
-// The leaf of `t` broadcast to the segment's sizes.
 Leaf leaf_of(const Segment &s, const uba_tensor &t, bool written) {
   Leaf leaf{t.data, t.byte_offset, {}, t.dtype, written};
   if (t.rank > s.rank) refuse("an operand has more dimensions than the result");
@@ -149,6 +121,13 @@ void start(Segment &s, const uba_tensor &like) {
   std::copy(like.sizes, like.sizes + like.rank, s.sizes);
 }
 
+int node_of(const Segment &s, const Leaf &leaf) {
+  for (size_t n = s.nodes.size(); n-- > 0;)
+    if (same_place(s.leaves[size_t(s.nodes[n].store)], leaf)) return int(n);
+  return -1;
+}
+
+namespace {
 int form_of(const uba_call &call, int64_t tag) {
   int form = int(tag);
   if (forms[form].flags & kWord)
@@ -156,9 +135,8 @@ int form_of(const uba_call &call, int64_t tag) {
       if (call.args[i].kind == UBA_STRING && !std::strcmp(call.args[i].v.str, "tanh")) form++;
   return form;
 }
-// Adds the node of one call. `find`: the node that holds what a tensor shows, or -1.
-template <class Find>
-void add_node(Segment &s, const uba_call &call, int64_t tag, Find &&find) {
+}  // namespace
+void add_node(Segment &s, const uba_call &call, int64_t tag, bool in_program) {
   const int index = form_of(call, tag);
   const Form &form = forms[index];
   const uba_tensor &out = call.outputs[0];
@@ -179,7 +157,7 @@ void add_node(Segment &s, const uba_call &call, int64_t tag, Find &&find) {
     const uba_value &v = at < call.arg_count && call.args[at].kind != UBA_NONE ? call.args[at] : one;
     if (v.kind == UBA_TENSOR) {
       const Leaf leaf = leaf_of(s, *v.v.tensor, false);
-      const int known = find(*v.v.tensor);
+      const int known = in_program ? node_of(s, leaf) : -1;
       if (known >= 0) {
         node.in[i] = {'r', uint8_t(known)};
         continue;
@@ -199,6 +177,8 @@ void add_node(Segment &s, const uba_call &call, int64_t tag, Find &&find) {
   s.leaves.push_back(leaf_of(s, out, true));
   s.nodes.push_back(node);
 }
+
+namespace {
 
 // ------------------------------------------------------------------------------------------------ kernels
 
@@ -269,17 +249,22 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
         in[i] = "r" + text(at);
       } else {
         const std::string bits = "p.num[" + text(at) + "]";
-        in[i] = is_float(dtype) ? "as_float((int)" + bits + ")" : dtype == UBA_DTYPE_FLOAT64 ? "as_double(" + bits + ")"
-                : dtype == UBA_DTYPE_BOOL ? "MASK(" + bits + ")" : "(" + type(dtype) + ")" + bits;
+        in[i] = is_float(dtype)              ? "as_float((int)" + bits + ")"
+                : dtype == UBA_DTYPE_FLOAT64 ? "as_double(" + bits + ")"
+                : dtype == UBA_DTYPE_BOOL    ? "MASK(" + bits + ")"
+                                             : "(" + type(dtype) + ")" + bits;
         if (node.rounds && is_float(dtype) && dtype != UBA_DTYPE_FLOAT32)
           in[i] = std::string("AS_") + suffix(dtype) + "(" + in[i] + ")";
         if (!v.empty() && is_float(dtype)) in[i] = "(" + type(dtype) + ")(" + in[i] + ")";
       }
       if (form.flags & kCast) {  // from `dtype` to that of the node
         const bool to_float = is_float(node.dtype) || node.dtype == UBA_DTYPE_FLOAT64;
-        if (node.dtype == UBA_DTYPE_BOOL) in[i] = dtype == UBA_DTYPE_BOOL ? in[i] : in[i] + " != 0";
-        else if (!v.empty()) in[i] = dtype == UBA_DTYPE_BOOL ? "FLOAT(" + in[i] + ")" : in[i];
-        else if (!to_float && (is_float(dtype) || dtype == UBA_DTYPE_FLOAT64)) in[i] = "(long)" + in[i];
+        if (node.dtype == UBA_DTYPE_BOOL)
+          in[i] = dtype == UBA_DTYPE_BOOL ? in[i] : in[i] + " != 0";
+        else if (!v.empty())
+          in[i] = dtype == UBA_DTYPE_BOOL ? "FLOAT(" + in[i] + ")" : in[i];
+        else if (!to_float && (is_float(dtype) || dtype == UBA_DTYPE_FLOAT64))
+          in[i] = "(long)" + in[i];
         if (node.dtype != dtype && is_float(node.dtype) && node.dtype != UBA_DTYPE_FLOAT32)
           in[i] = std::string("AS_") + suffix(node.dtype) + (v.empty() ? "((float)" : "v(") + in[i] + ")";
       }
@@ -288,14 +273,21 @@ std::string source_of(const Device &device, const Segment &s, int rank, int widt
     const std::string compute = wide ? "double" + v : type(node.dtype);
     std::string value;
     for (const char *c = whole && form.whole ? form.whole : form.real; *c; c++) {
-      if (*c != '$') value += *c;
-      else if (*++c == 'T') value += compute;
-      else if (*c == 'S') value += wide ? "double" : base_type(device, node.dtype);
-      else if (*c == 'U') value += node.dtype == UBA_DTYPE_INT64 ? "ulong" : "uint";
-      else value += "(" + in[*c - '0'] + ")";
+      if (*c != '$')
+        value += *c;
+      else if (*++c == 'T')
+        value += compute;
+      else if (*c == 'S')
+        value += wide ? "double" : base_type(device, node.dtype);
+      else if (*c == 'U')
+        value += node.dtype == UBA_DTYPE_INT64 ? "ulong" : "uint";
+      else
+        value += "(" + in[*c - '0'] + ")";
     }
-    if (wide) value = "convert_float" + v + "(" + value + ")";
-    else if (v.empty()) value = "(" + type(node.result) + ")(" + value + ")";
+    if (wide)
+      value = "convert_float" + v + "(" + value + ")";
+    else if (v.empty())
+      value = "(" + type(node.result) + ")(" + value + ")";
     code += "  const " + type(node.result) + " r" + text(k) + " = " + value + ";\n";
     if (node.store < 0) continue;
     const std::string st = text(int(node.store));
@@ -320,13 +312,8 @@ int width_of(const Device &device, const Segment &s, const uint8_t *kinds, int64
   return width;
 }
 
-// A segment, ready to be run: its kernel and arguments without addresses and numbers.
-struct Prepared {
-  Kernel *kernel = nullptr;  // none: nothing to do
-  Range range;
-  std::vector<int64_t> parameters;
-  int rank = 0;
-};
+}  // namespace
+
 void prepare(Device &device, const Segment &s, Prepared &out) {
   out.kernel = nullptr;
   if (s.count() == 0) return;
@@ -342,8 +329,10 @@ void prepare(Device &device, const Segment &s, Prepared &out) {
     const int d = order[k];
     bool even = joined > 0;
     for (const Leaf &leaf : s.leaves) even = even && leaf.strides[last[joined - 1]] == leaf.strides[d] * s.sizes[d];
-    if (even) sizes[joined - 1] *= s.sizes[d], last[joined - 1] = d;
-    else sizes[joined] = s.sizes[d], last[joined++] = d;
+    if (even)
+      sizes[joined - 1] *= s.sizes[d], last[joined - 1] = d;
+    else
+      sizes[joined] = s.sizes[d], last[joined++] = d;
   }
   // Small work shares one general kernel: to build another takes longer than it will ever save.
   const bool small = s.count() <= 1024;
@@ -377,17 +366,17 @@ void prepare(Device &device, const Segment &s, Prepared &out) {
   out.range.local[0] = narrow ? 8 : 64, out.range.local[1] = narrow ? 8 : 1;
 }
 
-// `address(leaf)`: where it starts. `numbers`: as in the segment.
-template <class Address>
-void run(Stream &stream, const Segment &s, const Prepared &p, const uba_value *numbers, Address &&address) {
+void run(Stream &stream, const Segment &s, const Prepared &p, const uba_value *numbers, void *const *blocks) {
   if (!p.kernel) return;
   static thread_local std::vector<int64_t> parameters;  // two threads may run one program
   parameters = p.parameters;
   Arguments set(stream.device);
   set.put(parameters.data(), parameters.size() * 8);
   for (size_t i = 0; i < s.leaves.size(); i++) {
-    const Buffer at = stream.device.at(address(s.leaves[i]));
-    parameters[size_t(p.rank) + i] = int64_t(at.offset) / item_size(s.leaves[i].dtype);
+    const Leaf &leaf = s.leaves[i];
+    const void *data = blocks ? blocks[reinterpret_cast<uintptr_t>(leaf.data)] : leaf.data;
+    const Buffer at = stream.device.at(static_cast<const char *>(data) + leaf.offset);
+    parameters[size_t(p.rank) + i] = int64_t(at.offset) / item_size(leaf.dtype);
     const Memory memory{at.memory};
     set.add(memory);
   }
@@ -395,8 +384,8 @@ void run(Stream &stream, const Segment &s, const Prepared &p, const uba_value *n
     parameters[parameters.size() - s.numbers.size() + i] = bits_of(numbers[i], s.number_dtypes[i]);
   set.launch(stream, *p.kernel, p.range);
 }
-const char *plain_address(const Leaf &leaf) { return static_cast<const char *>(leaf.data) + leaf.offset; }
 
+namespace {
 struct Eager {
   Segment segment;
   Prepared prepared;
@@ -412,124 +401,11 @@ uba_status elementwise(void *device, const uba_call *call, int64_t tag) {
     Device &d = device_of(device);
     Eager &e = eager();
     start(e.segment, call->outputs[0]);
-    add_node(e.segment, *call, tag, [](const uba_tensor &) { return -1; });
+    add_node(e.segment, *call, tag, false);
     prepare(d, e.segment, e.prepared);
-    run(stream_of(device, call->stream), e.segment, e.prepared, e.segment.numbers.data(), plain_address);
+    run(stream_of(device, call->stream), e.segment, e.prepared, e.segment.numbers.data(), nullptr);
   });
 }
-
-namespace {
-
-// ------------------------------------------------------------------------------------------------ programs
-
-struct Program {
-  struct Part {
-    Segment segment;
-    Prepared prepared;
-  };
-  std::vector<Part> parts;
-};
-
-// Deals the steps of a program to segments, in order: a new one begins where the shape changes, or where a step needs
-// in memory what another work-item of the same kernel would write.
-class Splitter {
- public:
-  explicit Splitter(const uba_program &program) : program_(program), stored_(size_t(program.block_count), 1) {
-    if (!UBA_HAS(&program, uba_program, dead)) return;
-    for (int b = 0; b < program.block_count; b++) stored_[size_t(b)] = !program.dead[b];
-  }
-  void split(Program &out) {
-    do {
-      out.parts.clear();
-      for (int64_t i = 0; i < program_.step_count; i++) add(out, program_.steps[i]);
-    } while (!drop_stores(out));
-  }
-
- private:
-  void add(Program &out, const uba_step &step) {
-    if (step.kernel && step.kernel->run != elementwise) refuse("not of vector instructions alone");
-    const uba_call &call = *step.call;
-    const uba_tensor &result = call.outputs[0];
-    if (std::find(result.sizes, result.sizes + result.rank, 0) != result.sizes + result.rank) return;
-    if (out.parts.empty() || !fits(out.parts.back().segment, call)) {
-      out.parts.emplace_back();
-      start(out.parts.back().segment, result);
-    }
-    Segment &s = out.parts.back().segment;
-    add_node(s, call, step.kernel ? step.kernel->tag : int64_t(kCopy),
-             [&](const uba_tensor &t) { return node_of(s, leaf_of(s, t, false)); });
-  }
-  static int node_of(const Segment &s, const Leaf &leaf) {
-    for (size_t n = s.nodes.size(); n-- > 0;)
-      if (same_place(s.leaves[size_t(s.nodes[n].store)], leaf)) return int(n);
-    return -1;
-  }
-  bool fits(const Segment &s, const uba_call &call) const {
-    const uba_tensor &result = call.outputs[0];
-    if (result.rank != s.rank || !std::equal(s.sizes, s.sizes + s.rank, result.sizes)) return false;
-    if (s.nodes.size() + 1 > kNodes || s.leaves.size() + 5 > kLeaves) return false;
-    for (int i = 0; i < call.arg_count; i++) {
-      if (call.args[i].kind != UBA_TENSOR) continue;
-      const Leaf leaf = leaf_of(s, *call.args[i].v.tensor, false);
-      if (node_of(s, leaf) < 0 && clash(s, leaf)) return false;
-    }
-    return !clash(s, leaf_of(s, result, true));
-  }
-  // Whether `leaf` overlaps one of the segment's, and one of them is written, elsewhere than in the same place.
-  bool clash(const Segment &s, const Leaf &leaf) const {
-    for (const Leaf &other : s.leaves) {
-      if (!(other.written || leaf.written) || same_place(other, leaf)) continue;
-      if (other.data == leaf.data) return true;
-      if (in_memory(leaf) && in_memory(other) && shares(s, leaf, other)) return true;
-    }
-    return false;
-  }
-  static size_t block(const Leaf &leaf) { return reinterpret_cast<uintptr_t>(leaf.data); }
-  bool in_memory(const Leaf &leaf) const { return !leaf.written || stored_[block(leaf)]; }
-  bool shares(const Segment &s, const Leaf &a, const Leaf &b) const {
-    if (!UBA_HAS(&program_, uba_program, dead)) return false;
-    int64_t begin[2], end[2], n = 0;
-    for (const Leaf *leaf : {&a, &b}) {
-      if (program_.places[block(*leaf)] < 0) return false;
-      begin[n] = program_.places[block(*leaf)] + int64_t(leaf->offset), end[n] = begin[n] + item_size(leaf->dtype);
-      for (int d = 0; d < s.rank; d++) end[n] += (s.sizes[d] - 1) * leaf->strides[d] * item_size(leaf->dtype);
-      n++;
-    }
-    return begin[0] < end[1] && begin[1] < end[0];
-  }
-  // Results that no later segment reads stay in registers. False: some that were thought to do so cannot; begin again.
-  bool drop_stores(Program &out) {
-    std::vector<uint8_t> read(stored_.size());
-    bool settled = true;
-    for (size_t p = out.parts.size(); p-- > 0;) {
-      Segment &s = out.parts[p].segment;
-      std::vector<Leaf> kept;
-      std::vector<int> at;
-      for (const Leaf &leaf : s.leaves) {
-        const bool keep = !leaf.written || stored_[block(leaf)] || read[block(leaf)];
-        if (leaf.written && keep && !stored_[block(leaf)]) stored_[block(leaf)] = 1, settled = false;
-        at.push_back(keep ? int(kept.size()) : -1);
-        if (keep) kept.push_back(leaf);
-      }
-      for (Node &node : s.nodes) {
-        node.store = int8_t(at[size_t(node.store)]);
-        for (Operand &in : node.in)
-          if (in.kind == 'l') in.index = uint8_t(at[in.index]);
-      }
-      s.leaves = std::move(kept);
-      for (const Leaf &leaf : s.leaves)
-        if (!leaf.written) read[block(leaf)] = 1;
-      if (std::none_of(s.leaves.begin(), s.leaves.end(), [](const Leaf &leaf) { return leaf.written; }))
-        out.parts.erase(out.parts.begin() + int64_t(p));
-    }
-    return settled;
-  }
-
-  const uba_program &program_;
-  std::vector<uint8_t> stored_;  // by block: 0: nobody needs it in memory
-};
-
-}  // namespace
 
 std::string type_macros(const Device &device, const std::string &prefix, int32_t dtype) {
   const std::string name = "#define " + prefix, type = suffix(dtype);
@@ -543,12 +419,14 @@ KernelTable vector_kernels() {
     std::vector<uba_kernel> made;
     for (int i = 0; i < kForms; i++) made.push_back({forms[i].name, elementwise, i});
     // Operators that are an instruction under another name: "operator instruction", or v and the operator's own.
+    // clang-format off
     static const char *const also[] = {
         "neg", "abs", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
         "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
         "atanh", "erf", "erfc", "mul", "div", "pow", "fmod", "remainder", "atan2", "eq", "ne", "lt", "le", "gt", "ge",
         "where vselect", "maximum vmax", "minimum vmin", "clamp_min vmax", "clamp_max vmin", "bitwise_not vnot",
         "bitwise_and vand", "bitwise_or vor", "bitwise_xor vxor"};
+    // clang-format on
     for (const std::string one : also) {
       const size_t space = one.find(' ');
       names.push_back(one.substr(0, space));
@@ -580,28 +458,5 @@ uba_status fill_nd(void *device, void *stream, const uba_tensor *dst, const uba_
   const uba_call call = {UBA_HEADER(uba_call), "fill_nd", args, &to, 2, 1, stream};
   return elementwise(device, &call, kFill);
 }
-
-uba_status program_compile(void *device, const uba_program *program, void **compiled) {
-  return guard([&] {
-    auto made = std::make_unique<Program>();
-    Splitter(*program).split(*made);
-    for (Program::Part &part : made->parts) prepare(device_of(device), part.segment, part.prepared);
-    *compiled = made.release();
-  });
-}
-uba_status program_run(void *device, void *compiled, const uba_run *run_of) {
-  return guard([&] {
-    static thread_local std::vector<uba_value> numbers;
-    for (Program::Part &part : static_cast<Program *>(compiled)->parts) {
-      numbers = part.segment.numbers;
-      for (uba_value &number : numbers)
-        if (number.kind == UBA_NUMBER) number = run_of->numbers[number.v.i];
-      run(stream_of(device, run_of->stream), part.segment, part.prepared, numbers.data(), [&](const Leaf &leaf) {
-        return static_cast<const char *>(run_of->blocks[reinterpret_cast<uintptr_t>(leaf.data)]) + leaf.offset;
-      });
-    }
-  });
-}
-uba_status program_release(void *, void *compiled) { return delete static_cast<Program *>(compiled), UBA_OK; }
 
 }  // namespace kit

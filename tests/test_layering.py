@@ -39,7 +39,9 @@ def test_adapters_see_the_abi_their_sdk_and_the_standard_library_only(path: Path
     sdk_headers = {p.name for p in (ROOT / "sdk").rglob("include/*.h")} | {"CL/cl.h"}
     for name in includes(path):
         standard = name.removeprefix("sys/").count("/") == 0 and (name.endswith(".h") or "." not in name)
-        assert name in {"torchfl/uba.h", "torchfl/uba_aten.h", "kit/kit.h"} or name in sdk_headers | own or standard, name
+        assert name in {"torchfl/uba.h", "torchfl/uba_aten.h", "kit/kit.h"} or name in sdk_headers | own or standard, (
+            name
+        )
 
 
 @pytest.mark.parametrize("path", sources("kit"), ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,9 +1,9 @@
 // opencl.h: what the parts of this adapter share: the OpenCL library, an open device, its memory, and its queues.
 //
-// Contract: addresses that the host computes with are numbers, `tag | slot << 40 | offset`; a slot holds one cl_mem, so
-// a kernel gets that and an offset, and no sub-buffer is ever needed. Kernels come from the kit (kit/kit.h): here is how
-// they are built and launched. What fails throws kit::Failure. Work of one stream runs in order; calls on one stream are
-// never concurrent.
+// Contract: addresses that the host computes with are numbers, `tag | slot << 40 | offset`; a slot holds one cl_mem,
+// so a kernel gets that and an offset, and no sub-buffer is ever needed. Kernels come from the kit (kit/kit.h): here is
+// how they are built and launched. What fails throws kit::Failure. Work of one stream runs in order; calls on one
+// stream are never concurrent.
 #pragma once
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>

@@ -133,7 +133,8 @@ uba_status open_device(int32_t index, void **device) {
     d.versions = device_text(d.id, CL_DRIVER_VERSION) + '\n' + device_text(d.id, CL_DEVICE_VERSION) + '\n' + version +
                  '\n' + d.options;
     d.dialect = dialect, d.folder = "opencl";
-    if (const char *kept = std::getenv("TORCHFL_OPENCL_CACHE_MIB")) d.kept_bytes = std::strtoull(kept, nullptr, 10) << 20;
+    if (const char *kept = std::getenv("TORCHFL_OPENCL_CACHE_MIB"))
+      d.kept_bytes = std::strtoull(kept, nullptr, 10) << 20;
     for (size_t slot = Device::slot_count; slot-- > 0;) d.free_slots.push_back(uint32_t(slot));
     cl_int code;
     const cl_context_properties wanted[] = {CL_CONTEXT_PLATFORM, cl_context_properties(d.platform), 0};
@@ -224,6 +225,11 @@ uba_status memory_info(void *device, uint64_t *free_bytes, uint64_t *total) {
   return *total = d.total, *free_bytes = d.total - std::min<uint64_t>(d.used, d.total), UBA_OK;
 }
 
+void copy_bytes(cl_command_queue queue, const Buffer &to, const Buffer &from, uint64_t bytes) {
+  check(cl::EnqueueCopyBuffer(queue, memory_of(from), memory_of(to), from.offset, to.offset, bytes, 0, nullptr,
+                              nullptr),
+        "copy");
+}
 uba_status copy(void *device, void *stream, void *dst, const void *src, uint64_t bytes, int32_t direction) {
   return guard([&] {
     Device &d = device_of(device);
@@ -232,19 +238,16 @@ uba_status copy(void *device, void *stream, void *dst, const void *src, uint64_t
     const Buffer to = direction == UBA_DEVICE_TO_HOST ? Buffer{} : d.at(dst);
     const Buffer from = direction == UBA_HOST_TO_DEVICE ? Buffer{} : d.at(src);
     if (direction == UBA_HOST_TO_DEVICE) {
-      check(cl::EnqueueWriteBuffer(s.queue, memory_of(to), CL_FALSE, to.offset, bytes, src, 0, nullptr, nullptr), "write");
+      check(cl::EnqueueWriteBuffer(s.queue, memory_of(to), CL_FALSE, to.offset, bytes, src, 0, nullptr, nullptr),
+            "write");
     } else if (direction == UBA_DEVICE_TO_HOST) {
       check(cl::EnqueueReadBuffer(s.queue, memory_of(from), CL_FALSE, from.offset, bytes, dst, 0, nullptr, nullptr),
             "read");
     } else if (to.memory == from.memory && to.offset < from.offset + bytes && from.offset < to.offset + bytes) {
       const Buffer between = s.scratch(bytes);
-      check(cl::EnqueueCopyBuffer(s.queue, memory_of(from), memory_of(between), from.offset, 0, bytes, 0, nullptr, nullptr),
-            "copy");
-      check(cl::EnqueueCopyBuffer(s.queue, memory_of(between), memory_of(to), 0, to.offset, bytes, 0, nullptr, nullptr),
-            "copy");
+      copy_bytes(s.queue, between, from, bytes), copy_bytes(s.queue, to, between, bytes);
     } else {
-      check(cl::EnqueueCopyBuffer(s.queue, memory_of(from), memory_of(to), from.offset, to.offset, bytes, 0, nullptr, nullptr),
-            "copy");
+      copy_bytes(s.queue, to, from, bytes);
     }
   });
 }
