@@ -15,7 +15,7 @@ TOOLS := scikit-build-core ninja cmake scipy-openblas32 setuptools
 NATIVE := $(shell find csrc include sdk kit chips cmake torchfl/hcd -type f -not -name '*.pyc' 2>/dev/null) CMakeLists.txt \
   pyproject.toml
 
-.PHONY: venv build demo test test-full lint bench clean help
+.PHONY: venv build demo test test-full lint bench pages clean help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -3
@@ -59,8 +59,13 @@ lint: $(VENV)/.packages
 	$(VENV)/bin/mypy
 	$(PY) tools/clang_format.py --check
 
+# Hours: it says how many before it begins. Parts of it: benchmarks/all.py --help.
 bench: build
-	$(PY) benchmarks/dispatch.py
+	$(PY) benchmarks/all.py
+
+# The page of each shipped chip, from its descriptor.
+pages: build
+	$(PY) tools/chip_pages.py
 
 clean:
 	rm -rf build out $(VENV)/.built

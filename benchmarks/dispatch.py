@@ -19,6 +19,9 @@ traces_next_process      how many of them are traced in the next process, with t
 new_shape_us             the call of an elementwise operator in a shape that is new
 many_shapes              what 10,000 shapes of it leave behind: plans, programs, and MiB over the second half
 
+small_operators (benchmarks/small.py, a process of its own): some two dozen operators on [16, 16] tensors of `--small`,
+a device that is the CPU itself, against stock PyTorch.
+
 The handwritten kernel is compiled at the first run (about a minute) into build/benchmarks and kept there.
 """
 
@@ -38,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import composed
 import rounds as measuring
+import small
 
 HERE = Path(__file__).resolve().parent
 LIMITS = {
@@ -272,6 +276,8 @@ def show(figures: dict[str, Any]) -> None:
     for name, value in figures["times_us"].items():
         times.add_row(name, f"{value['median']:.3f}", f"{value['low']:.3f} to {value['high']:.3f}")
     console.print(times)
+    if figures["small_operators"]:
+        console.print(small.table(figures["small_operators"]))
     machine = figures["machine"]
     console.print(f"{machine['processor']}, {machine['cores']} cores; torch {machine['torch']}")
     if figures["noisy"]:
@@ -281,15 +287,35 @@ def show(figures: dict[str, Any]) -> None:
         )
 
 
+def print_small(figures: dict[str, Any] | None, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"machine": measuring.machine(), "small_operators": figures}, indent=2))
+    elif figures:
+        from rich.console import Console
+
+        Console(highlight=False).print(small.table(figures))
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Measure what a call costs on npu_v3.")
+    parser = argparse.ArgumentParser(
+        description="Measure what a call costs on npu_v3, and on a device that is the CPU."
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--device", default="npu_v3:0")
+    parser.add_argument(
+        "--small", metavar="DEVICE", default="host", help="of the small operators, or none (default: host)"
+    )
+    parser.add_argument("--only-small", action="store_true", help="measure the small operators alone")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--calls", type=int, default=2000, help="calls of one loop (default: 2000)")
     options = parser.parse_args(arguments)
+    few = None if options.small == "none" else small.in_process(options.small, options.rounds, options.calls // 4)
+    if options.only_small:
+        print_small(few, options.json)
+        return 0
     apart = composed.measure(options.device)  # first: while nothing else of ours runs
     figures = report(*measure(options.device, options.rounds, options.calls), apart)
+    figures["small_operators"] = few
     if options.json:
         print(json.dumps(figures, indent=2))
     else:

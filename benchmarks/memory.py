@@ -25,49 +25,16 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 #: What the engine is told (TORCHFL_HOST_MEMORY) for each.
 STRATEGIES = {"naive": "copy", "lazy": "lazy", "mapped": "map"}
 #: Of the largest element of the CPU's result.
 TOLERANCE = 1e-4
 MOST_OF_NAIVE = 0.01
-
-
-def resnet18(classes: int = 1000) -> Any:
-    """As in 'Deep Residual Learning for Image Recognition', section 4.1."""
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-            super().__init__()
-            self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-            self.norm1 = nn.BatchNorm2d(outputs)
-            self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-            self.norm2 = nn.BatchNorm2d(outputs)
-            self.shortcut: nn.Module = nn.Identity()
-            if stride != 1 or inputs != outputs:
-                self.shortcut = nn.Sequential(
-                    nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-                )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = torch.relu(self.norm1(self.conv1(x)))
-            return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
-
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    inputs = 64
-    for outputs in (64, 128, 256, 512):
-        stride = 1 if outputs == 64 else 2
-        layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
-        inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
 def naively(device: Any) -> Any:
@@ -91,13 +58,14 @@ def measure(strategy: str, chip: str, batch: int, size: int, rounds: int) -> dic
     import contextlib
 
     import torch
+    from workloads import resnet
 
     import torchfl
 
     loaded = torchfl.load(chip)
     device = torch.device(loaded.labels[0])
     torch.manual_seed(0)
-    model = resnet18().eval()
+    model = resnet(18).eval()
     images = [torch.randn(batch, 3, size, size) for _ in range(rounds)]
 
     def copied() -> int:

@@ -72,11 +72,17 @@ def load_uba(device_type: str, path: str | Path | None = None) -> LoadedChip:
     `path` is the adapter library; without it the descriptor's `adapter.library` is taken, else `uba_<device_type>*.so`
     or `libuba_<device_type>*.so` beside the descriptor or on `sys.path`.
 
-    Raises torchfl.LoadError if there is no such library, or it is refused.
+    Raises torchfl.LoadError if there is no such library, it is refused, or the chip is there through another one.
     """
     _resume()
     if device_type in _loaded:
-        return _loaded[device_type]
+        there = _loaded[device_type]
+        if path is not None and Path(path).resolve() != Path(there.adapter).resolve():
+            raise LoadError(
+                f"{device_type}: the chip is loaded already, through {there.adapter}; load {path} first, before "
+                "anything else asks PyTorch for a device, or in a process of its own"
+            )
+        return there
     lowered = _read.get(device_type)
     if lowered is None:
         known = ", ".join(_read) or "none"

@@ -59,8 +59,9 @@ def cache_dir(kind: str) -> Path | None:
 
 
 #: Shipped chips that are loaded only where they are named: what null gives are no results, and the devices of x1 are
-#: called xpu, which libraries look for on their own; to look for OpenCL devices takes time and starts threads.
-ON_REQUEST = frozenset({"null", "opencl", "x1"})
+#: called xpu, which libraries look for on their own; to look for OpenCL devices takes time and starts threads; host is
+#: what is there already.
+ON_REQUEST = frozenset({"host", "host_bf16", "null", "opencl", "x1"})
 
 
 def shipped_chips(on_request: bool = True) -> dict[str, Path]:

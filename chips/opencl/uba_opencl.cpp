@@ -157,6 +157,9 @@ uba_status properties(void *device, uba_properties *p) {
     p->max_rank = 8;
     p->compute_units = int32_t(d.units);
     p->clock_mhz = int32_t(device_number<cl_uint>(d.id, CL_DEVICE_MAX_CLOCK_FREQUENCY));
+    p->max_threads = int32_t(device_number<size_t>(d.id, CL_DEVICE_MAX_WORK_GROUP_SIZE));
+    for (int32_t dtype = UBA_DTYPE_FLOAT16; dtype <= UBA_DTYPE_BOOL; dtype++)
+      if (dtype != UBA_DTYPE_FLOAT64 || d.fp64) p->dtypes |= uint64_t(1) << dtype;
   });
 }
 

@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include "kept.h"
+
 namespace torchfl {
 namespace {
 
@@ -21,14 +23,24 @@ void book_handler(void* book, const char* op, fl::OpHandler handler, const fl::H
   static_cast<AtenAdapter*>(book)->handlers.push_back(std::move(entry));
 }
 
+std::string entry_name(const std::string& device_type) { return "torch_fl_register_" + device_type; }
+
 }  // namespace
+
+bool has_aten_handlers(const std::string& path, const std::string& device_type) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (library == nullptr) return false;
+  const bool has = dlsym(library, entry_name(device_type).c_str()) != nullptr;
+  dlclose(library);
+  return has;
+}
 
 std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const std::string& device_type) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw Error(ErrorKind::load, "failed to load the adapter " + path + ": " + dlerror());
   auto* built_for = reinterpret_cast<const char* (*)()>(dlsym(library, "torch_fl_built_for"));
   auto** slot = static_cast<const fl::detail::Registry**>(dlsym(library, "torch_fl_registry"));
-  const std::string function = "torch_fl_register_" + device_type;
+  const std::string function = entry_name(device_type);
   auto* enter = reinterpret_cast<void (*)()>(dlsym(library, function.c_str()));
   if (enter == nullptr) {
     throw Error(ErrorKind::load, path + ": no function '" + function + "'. An adapter for device type '" + device_type +
@@ -43,7 +55,8 @@ std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const st
                 path + ": built for torch " + theirs + ", running torch " + ours + ". Build it again with this torch.");
   }
   auto adapter = std::make_shared<AtenAdapter>();
-  const fl::detail::Registry registry{fl::detail::kRegistryAbi, &book_device, &book_handler, adapter.get()};
+  const fl::detail::Registry registry{fl::detail::kRegistryAbi, &book_device, &book_handler, adapter.get(),
+                                      &kept_or_made};
   *slot = &registry;
   enter();
   *slot = nullptr;
@@ -53,6 +66,7 @@ std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const st
 void add_handler_rows(Chip& chip, const AtenAdapter& adapter) {
   std::vector<OpPath> rows;
   for (const auto& handler : adapter.handlers) {
+    if (handler->op.find("::") == std::string::npos) continue;
     OpPath row;
     const size_t dot = handler->op.find('.');
     row.op = handler->op.substr(0, dot);

@@ -22,9 +22,11 @@ struct AtenAdapter {
   torch::fl::DeviceOptions options;
   std::vector<std::shared_ptr<AtenHandler>> handlers;
 };
+// Whether the library, which is loaded already, has a `torch_fl_register_<device_type>` beside its uba_query.
+bool has_aten_handlers(const std::string& path, const std::string& device_type);
 // Runs the library's `torch_fl_register_<device_type>` and returns what it registered. Throws Error(load).
 std::shared_ptr<AtenAdapter> load_aten_adapter(const std::string& path, const std::string& device_type);
-// Puts one row for each handler in front of the chip's own.
+// Puts one row for each handler of an operator in front of the chip's own. Kernels have theirs in the descriptor.
 void add_handler_rows(Chip& chip, const AtenAdapter& adapter);
 
 }  // namespace torchfl

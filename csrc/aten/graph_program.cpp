@@ -251,6 +251,7 @@ void GraphProgram::run_step(const Step& step, std::vector<c10::IValue>& slots) c
       for (const c10::IValue& element : value.toListRef()) written.push_back(element.toTensor());
     }
   }
+  for (int slot : step.frees) slots[size_t(slot)] = c10::IValue();  // so that a kernel sees what is its alone
   step.op->callBoxed(stack);
   for (const at::Tensor& tensor : written) {
     if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();

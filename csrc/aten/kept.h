@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 
 #include <atomic>
+#include <functional>
 
 namespace torchfl {
 
@@ -21,6 +22,10 @@ struct StandInForm {
 
 at::Tensor find_kept(const at::Tensor& tensor, const StandInForm& form, void* stream);  // undefined: none
 void keep(const at::Tensor& tensor, const StandInForm& form, void* stream, const at::Tensor& stand_in);
+
+// What `make` derives from several tensors of one device, in whatever form (torch::fl::kept in uba_aten.h): kept under
+// the first one's name, and given up with any of them. Made anew each time where one of them cannot be watched.
+at::Tensor kept_or_made(at::ArrayRef<at::Tensor> sources, int64_t key, const std::function<at::Tensor()>& make);
 
 // Gives up all of a device. Returns whether there was anything.
 bool drop_kept(int device);

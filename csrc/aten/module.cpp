@@ -142,6 +142,8 @@ Chip chip_from(const py::dict& lowered) {
   chip.dtypes = dtype_set(lowered["dtypes"].cast<std::vector<std::string>>());
   chip.layouts = get<std::vector<std::string>>(lowered, "layouts", {});
   chip.default_layout = get<std::string>(lowered, "default_layout", "NCHW");
+  chip.memory_bytes = get<uint64_t>(lowered, "memory_bytes", 0);
+  chip.max_threads = get<int64_t>(lowered, "max_threads", 0);
   chip.bfloat16_emulation = get<bool>(lowered, "bfloat16_emulation", false);
   chip.on_unsupported_dtype = get<std::string>(lowered, "on_unsupported_dtype", "cpu");
   if (lowered.contains("attention") && !lowered["attention"].is_none()) {
@@ -220,12 +222,16 @@ py::dict add_chip(const py::dict& lowered, const std::string& library, const std
     HostDeviceOptions options;
     options.name = chip.name;
     options.alignment = chip.alignment;
-    options.total_memory = get<uint64_t>(lowered, "memory_bytes", 0);
+    options.total_memory = chip.memory_bytes;
     options.runtime_library = library;
     options.prefixes = runtime_prefixes(chip, library);
     adapter = host_device_adapter(std::move(options));
   } else {
     adapter = Adapter::load(library);
+    if (has_aten_handlers(library, chip.device_type)) {
+      handlers = load_aten_adapter(library, chip.device_type);
+      add_handler_rows(chip, *handlers);
+    }
   }
   ChipEntry& entry = runtime::add_chip(std::move(chip), std::move(adapter));
   if (handlers) {
@@ -250,6 +256,12 @@ py::dict properties(int index) {
   out["total_memory"] = p.total_memory;
   out["alignment"] = entry.chip->chip.alignment;
   out["max_rank"] = p.max_rank;
+  py::list dtypes;  // none: what the descriptor says
+  for (int32_t dtype = 1; dtype < 64; dtype++) {
+    if ((p.dtypes >> dtype & 1) != 0) dtypes.append(dtype_name(dtype));
+  }
+  out["dtypes"] = dtypes;
+  out["max_threads"] = p.max_threads;
   out["compute_units"] = p.compute_units;
   out["clock_mhz"] = p.clock_mhz;
   out["host_accessible"] = p.host_accessible != 0;

@@ -71,6 +71,10 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
   torch::fl::OpRequest request;
   request.op = plan.handler->op;
   request.device = c10::Device(kDevice, c10::DeviceIndex(plan.device));
+  for (int position : op.kernel_args) {
+    const c10::IValue& arg = (*stack)[base + size_t(position)];
+    request.spare.push_back(arg.isTensor() && unified::is_spare(arg.toTensor()));
+  }
   for (int position : op.kernel_args) request.args.push_back((*stack)[base + size_t(position)]);
   size_t next = 0;
   for (const Plan::Patch& patch : plan.patches) {
@@ -104,7 +108,11 @@ bool run_handler(const Plan& plan, OpState& op, torch::jit::Stack* stack, size_t
               plan.entry->label, ": the handler of ", plan.handler->op, " returned ",
               result.defined() ? c10::str(result.scalar_type(), result.sizes()) : std::string("nothing"), ", expected ",
               output.shape.dtype, c10::IntArrayRef(output.shape.sizes));
-  if (result.device().type() != kDevice) result = to_device(result, plan.device);
+  if (result.device().type() != kDevice) {
+    result = to_device(result, plan.device);
+  } else {
+    note_written(result);  // one that was spare, or new
+  }
   at::Tensor returned = result;
   if (output.written_arg >= 0) {
     returned = (*stack)[base + size_t(output.written_arg)].toTensor();

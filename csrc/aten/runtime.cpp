@@ -105,6 +105,7 @@ void DeviceEntry::open() {
                         " bytes, the descriptor says " + std::to_string(chip->chip.alignment) + ": taking the larger");
       chip->chip.alignment = demanded;
     }
+    for (const std::string& line : contradictions(chip->chip, device->properties())) stats::log(2, label + ": " + line);
     allocator = std::make_unique<CachingAllocator>(device.get(), chip->chip.alignment);
     host_memory = unified::strategy(chip->chip.host_memory, device->can_map_host(), label);
   });

@@ -224,7 +224,9 @@ void check_operands(const OpState& op, at::ArrayRef<c10::IValue> args, c10::Scal
 }  // namespace
 
 c10::ScalarType compute_dtype(const OpState& op, at::ArrayRef<c10::IValue> args, c10::ScalarType functional_result) {
-  const int decides = deciding_argument(op.schema.name);
+  // In a chain it is the first link whose weights follow.
+  const int decides =
+      deciding_argument(is_fused(op.schema.name) ? fused_links(op.schema.name).at(0).op : op.schema.name);
   if (decides >= 0) return args[size_t(decides)].toTensor().scalar_type();
   if (!op.pointwise) return c10::ScalarType::Undefined;
   if (functional_result != c10::ScalarType::Undefined) check_operands(op, args, functional_result);
@@ -245,6 +247,7 @@ bool follows_compute_dtype(const OpState& op, int position, const at::Tensor& te
   if (compute == c10::ScalarType::Undefined || tensor.scalar_type() == compute) return false;
   const std::string& name = op.handle.schema().arguments()[size_t(position)].name();
   if (name == "condition" || name == "mask") return false;
+  if (is_fused(op.schema.name) && size_t(position) >= fused_links(op.schema.name).at(0).arguments) return false;
   if (op.pointwise) return true;
   return c10::isFloatingType(tensor.scalar_type()) && c10::isFloatingType(compute);
 }

@@ -373,6 +373,13 @@ at::Tensor read_only(const at::Tensor& ours) {
   return tensor_over(std::move(alias), storage->nbytes(), device_allocator(), c10::DispatchKey::PrivateUse1, ours);
 }
 
+bool is_spare(const at::Tensor& ours) {
+  if (!ours.defined() || ours.use_count() != 1 || !ours.has_storage() || ours.storage().use_count() != 1) return false;
+  const c10::DataPtr& memory = ours.storage().data_ptr();
+  const Holder* holder = holder_of(memory);
+  return holder != nullptr ? !holder->waits() && holder->buffer.use_count() == 1 : block_of(memory) != nullptr;
+}
+
 void record_stream(const c10::DataPtr& ptr, void* stream) {
   Holder* holder = holder_of(ptr);
   if (holder == nullptr) return;

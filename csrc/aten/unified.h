@@ -52,6 +52,8 @@ at::Tensor host_view(const at::Tensor& ours);
 void arrive(const at::Tensor& ours);
 // The same tensor for code that only reads it but asks PyTorch for a mutable address: as it is shared, it stays so.
 at::Tensor read_only(const at::Tensor& ours);
+// Whether the caller's one reference is all that holds the tensor, its storage, and host memory that it lies in.
+bool is_spare(const at::Tensor& ours);
 // Another stream uses the memory.
 void record_stream(const c10::DataPtr& ptr, void* stream);
 // The tensor was made a moment ago, and its memory was not handed out to anybody: where PyTorch leaves that open

@@ -46,4 +46,25 @@ std::string dtype_set_text(DtypeSet set) {
   return text.empty() ? "none" : text;
 }
 
+std::vector<std::string> contradictions(const Chip& chip, const uba_properties& device) {
+  std::vector<std::string> lines;
+  const DtypeSet lacking = device.dtypes == 0 ? 0 : chip.dtypes & ~DtypeSet(device.dtypes);
+  if (lacking != 0)
+    lines.push_back("the device does not compute in " + dtype_set_text(lacking) + ", which the descriptor lists");
+  // Drivers keep a part for themselves.
+  if (device.total_memory != 0 && double(device.total_memory) < 0.8 * double(chip.memory_bytes)) {
+    lines.push_back("the device has " + std::to_string(device.total_memory >> 20) +
+                    " MiB of memory, the descriptor says " + std::to_string(chip.memory_bytes >> 20) + " MiB");
+  }
+  if (device.max_threads != 0 && chip.max_threads > device.max_threads) {
+    lines.push_back("the device takes work-groups of " + std::to_string(device.max_threads) + ", the descriptor says " +
+                    std::to_string(chip.max_threads));
+  }
+  if (device.max_rank != 0 && chip.max_rank > device.max_rank) {
+    lines.push_back("the device takes tensors of " + std::to_string(device.max_rank) +
+                    " dimensions, the descriptor says " + std::to_string(chip.max_rank));
+  }
+  return lines;
+}
+
 }  // namespace torchfl

@@ -66,6 +66,8 @@ struct Chip {
   DtypeSet dtypes = 0;               // what it computes in
   std::vector<std::string> layouts;  // that some unit computes in; empty = the descriptor does not say
   std::string default_layout;        // of new tensors of its rank
+  uint64_t memory_bytes = 0;         // of each device; 0 = not said
+  int64_t max_threads = 0;           // of a work-group; 0 = not said
   bool bfloat16_emulation = false;   // bfloat16 is computed in float16 and truncated
   std::string on_unsupported_dtype;  // cpu, cast, error
   std::optional<Attention> attention;
@@ -75,5 +77,9 @@ struct Chip {
   double launch_overhead = 0;  // seconds; 0 = unknown
   double power_cap = 0;        // watts; 0 = none
 };
+
+// What a device says of itself against the descriptor, which was written for every device of the chip: a line each, for
+// the user. It demands nothing: a call that the device cannot do is refused by its adapter, and takes another path.
+std::vector<std::string> contradictions(const Chip& chip, const uba_properties& device);
 
 }  // namespace torchfl

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #define UBA_ABI_MAJOR 1
-#define UBA_ABI_MINOR 2
+#define UBA_ABI_MINOR 3
 
 /* ------------------------------------------------------------------------------------------ header */
 
@@ -147,7 +147,8 @@ typedef struct uba_kernel {
 #define UBA_DEVICE_TO_HOST 2
 #define UBA_DEVICE_TO_DEVICE 3
 
-/* What the device is. The host fills the header; the adapter fills what it knows and leaves the rest 0. */
+/* What the device is. The host fills the header; the adapter fills what it knows and leaves the rest 0. What of it
+ * contradicts the descriptor, which was written for every device of the chip, the host's log says at load. */
 typedef struct uba_properties {
   uba_header header;
   char name[64];           /* out: as the SDK calls it */
@@ -159,6 +160,11 @@ typedef struct uba_properties {
   int32_t compute_units;   /* out: 0 = unknown */
   int32_t clock_mhz;       /* out: 0 = unknown */
   int32_t host_accessible; /* out: 1 = the CPU can read and write device memory at the same address */
+
+  /* Since 1.3 */
+  uint64_t dtypes;     /* out: what it computes in, bit 1 << UBA_DTYPE_* each; 0 = what the descriptor says */
+  int32_t max_threads; /* out: work-items of one work-group; 0 = unknown */
+  int32_t reserved;
 } uba_properties;
 
 /* Programs, since 1.2: a whole operator in one command, where the chip can. */
@@ -178,10 +184,12 @@ typedef struct uba_program {
   const char *op;        /* "aten::gelu": the operator */
   const uba_step *steps; /* `step_count` of them; each may read what an earlier one wrote */
   int64_t step_count;
-  int32_t block_count;   /* memory blocks that the steps name, from 0 */
-  int32_t number_count;  /* of UBA_NUMBER */
-  const int64_t *places; /* by block: bytes into memory that blocks share which are not needed together; -1: alone */
-  const uint8_t *dead;   /* by block: 1 = its contents are of no use after these steps */
+  int32_t block_count;  /* memory blocks that the steps name, from 0 */
+  int32_t number_count; /* of UBA_NUMBER */
+
+  /* Since 1.3, `block_count` each */
+  const int64_t *places; /* bytes into memory that blocks share which are not needed together; -1: alone */
+  const uint8_t *dead;   /* 1 = its contents are of no use after these steps */
 } uba_program;
 
 /* One run of a compiled program. */

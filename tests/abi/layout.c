@@ -24,7 +24,7 @@ CONSTANT(UBA_ABI_MAJOR, 1);
 #ifdef UBA_TEST_1_0
 CONSTANT(UBA_ABI_MINOR, 0);
 #else
-CONSTANT(UBA_ABI_MINOR, 2);
+CONSTANT(UBA_ABI_MINOR, 3);
 #endif
 
 CONSTANT(UBA_OK, 0);
@@ -101,7 +101,14 @@ FIELD(uba_kernel, name, 0, 8);
 FIELD(uba_kernel, run, 8, 8);
 FIELD(uba_kernel, tag, 16, 8);
 
+#ifdef UBA_TEST_1_0
 SIZE(uba_properties, 176);
+#else
+SIZE(uba_properties, 192);
+FIELD(uba_properties, dtypes, 176, 8);
+FIELD(uba_properties, max_threads, 184, 4);
+FIELD(uba_properties, reserved, 188, 4);
+#endif
 FIELD(uba_properties, header, 0, 8);
 FIELD(uba_properties, name, 8, 64);
 FIELD(uba_properties, serial, 72, 64);

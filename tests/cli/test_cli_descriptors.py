@@ -191,3 +191,19 @@ def test_schema(cli, tmp_path):
 def test_a_file_that_cannot_be_written(cli, tmp_path):
     result = cli("schema", "-o", tmp_path / "none" / "x.json")
     assert result.code == 1 and result.err.startswith("error: ") and "No such file" in result.err
+
+
+def test_a_page_is_made_of_the_descriptor_alone(cli, tmp_path):
+    from torchfl import hcd
+    from torchfl.pages import chip
+
+    path = ROOT / "chips" / "x1" / "x1.yaml"
+    assert cli("page", path).out == chip.render(hcd.load(path))
+    written = cli("page", path, "-o", tmp_path / "x1.md")
+    assert not written.out and "written" in written.err
+    assert (tmp_path / "x1.md").read_text() == cli("page", ROOT / "chips" / "x1").out
+
+
+def test_a_page_of_a_bad_file_is_its_problems(cli):
+    result = cli("page", ROOT / "tests" / "hcd" / "bad" / "043_negative_peak.hcd")
+    assert result.code == 1 and not result.out and "error[HCD022]" in result.err

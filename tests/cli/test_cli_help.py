@@ -5,6 +5,7 @@ import pytest
 COMMANDS = [
     "validate",
     "show",
+    "page",
     "schema",
     "devices",
     "new",

@@ -269,3 +269,23 @@ TEST(log_lines_reach_the_sink) {
 }
 
 int main(int argc, char** argv) { return check::run_tests(argc, argv); }
+
+TEST(what_a_device_says_against_its_descriptor_is_told) {
+  torchfl::Chip chip;
+  chip.dtypes = torchfl::dtype_bit(UBA_DTYPE_FLOAT32) | torchfl::dtype_bit(UBA_DTYPE_FLOAT64);
+  chip.memory_bytes = uint64_t(1) << 32;
+  chip.max_threads = 1024;
+  chip.max_rank = 6;
+  uba_properties device{};
+  CHECK(torchfl::contradictions(chip, device).empty());  // an adapter that knows nothing contradicts nothing
+  device.dtypes = torchfl::dtype_bit(UBA_DTYPE_FLOAT32);
+  device.total_memory = uint64_t(1) << 31;
+  device.max_threads = 256;
+  device.max_rank = 5;
+  const std::vector<std::string> lines = torchfl::contradictions(chip, device);
+  CHECK_EQ(lines.size(), size_t(4));
+  CHECK(lines[0].find("does not compute in float64") != std::string::npos);
+  CHECK(lines[1].find("2048 MiB of memory, the descriptor says 4096 MiB") != std::string::npos);
+  CHECK(lines[2].find("work-groups of 256, the descriptor says 1024") != std::string::npos);
+  CHECK(lines[3].find("5 dimensions, the descriptor says 6") != std::string::npos);
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -43,3 +44,20 @@ def rounds() -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def bench() -> Callable[[str], ModuleType]:
+    """A benchmark by its name, as a module."""
+    import sys
+
+    def load(name: str) -> ModuleType:
+        full = f"torchfl_benchmark_{name}"
+        if full not in sys.modules:
+            spec = importlib.util.spec_from_file_location(full, ROOT / "benchmarks" / f"{name}.py")
+            assert spec is not None and spec.loader is not None
+            sys.modules[full] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[full])
+        return sys.modules[full]
+
+    return load

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchfl import hcd
+from torchfl.errors import LoadError
 
 HERE = Path(__file__).parent
 CHIP = "chip: {name: Base, vendor: Example, device_type: base}\n"
@@ -154,3 +155,30 @@ def test_the_free_area_is_inherited_and_may_change_shape(write):
     write(BASE + "x-acme: {a: {b: 1}, c: 2}\n", "base.hcd")
     path = write("hcd: 1\nextends: base.hcd\nx-acme: {a: [1], d: 3}\n", "child.hcd")
     assert hcd.load(path).extensions == {"x-acme": {"a": [1], "c": 2, "d": 3}}
+
+
+def test_a_shipped_chip_is_a_parent_by_its_name(write, tmp_path, monkeypatch):
+    shipped = tmp_path / "elsewhere" / "base" / "base.yaml"
+    shipped.parent.mkdir(parents=True)
+    shipped.write_text(BASE + "adapter: {library: libuba_base.so}\n")
+    monkeypatch.setattr("torchfl._paths.shipped_chips", lambda: {"base": shipped})
+    descriptor = hcd.load(write("hcd: 1\nextends: base\nchip: {name: Mine}\n"))
+    assert (descriptor.model.chip.name, descriptor.model.chip.device_type) == ("Mine", "base")
+    assert descriptor.resolve_file(descriptor.origins["chip.vendor"].file) == str(shipped)
+    assert descriptor.lower()["adapter_library"] == str(shipped.parent / "libuba_base.so")
+
+
+def test_a_file_goes_before_a_shipped_chip_of_its_name(write, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchfl._paths.shipped_chips", lambda: {"base": tmp_path / "none.yaml"})
+    child = Path(write("hcd: 1\nextends: base\n"))
+    (child.parent / "base").write_text(BASE)
+    assert hcd.load(child).model.chip.name == "Base"
+
+
+def test_neither_a_file_nor_a_shipped_chip(write, monkeypatch):
+    def not_built():
+        raise LoadError("not built")
+
+    monkeypatch.setattr("torchfl._paths.shipped_chips", not_built)
+    problems = hcd.validate(write("hcd: 1\nextends: nosuch\n"))
+    assert "HCD030" in [problem.code for problem in problems]

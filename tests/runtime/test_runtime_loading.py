@@ -152,6 +152,15 @@ def test_loading_twice_is_harmless(npu):
     assert len([c for c in torchfl.chips() if c.device_type == "npu_v3"]) == 1
 
 
+def test_another_adapter_for_a_chip_that_is_there_is_refused(npu):
+    import torchfl
+
+    (there,) = (chip for chip in torchfl.chips() if chip.device_type == "npu_v3")
+    assert torchfl.load_uba("npu_v3", there.adapter) is there
+    with pytest.raises(torchfl.LoadError, match=r"loaded already, through .*libuba_npu_v3"):
+        torchfl.load_uba("npu_v3", there.adapter + ".other")
+
+
 def test_the_devices_are_listed(npu):
     import torchfl
 

@@ -49,6 +49,7 @@ def _top(
 _COMMANDS: list[tuple[Callable[..., Any], str]] = [
     (descriptors.validate, "Descriptors"),
     (descriptors.show, "Descriptors"),
+    (descriptors.page, "Descriptors"),
     (descriptors.schema, "Descriptors"),
     (new.new, "Chips"),
     (build.build, "Chips"),

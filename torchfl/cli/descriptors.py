@@ -1,4 +1,4 @@
-"""`torchfl validate`, `show` and `schema`: what can be done with a descriptor alone.
+"""`torchfl validate`, `show`, `page` and `schema`: what can be done with a descriptor alone.
 
 Contract: neither torch nor native code is imported; nothing is loaded.
 """
@@ -109,6 +109,35 @@ def _as_json(descriptor: Descriptor) -> dict[str, Any]:
         },
         "warnings": [warning.to_json() for warning in descriptor.warnings],
     }
+
+
+def page(
+    chip: Annotated[str, typer.Argument(metavar="CHIP", help="A descriptor, a folder, or a shipped chip's name.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")] = None,
+) -> None:
+    """Print a chip's page for its documentation, made from its descriptor: Markdown.
+
+    \b
+    Units, memory, limits, operators and kernels with their conditions, instructions, fusions, and where it is
+    known from. Those of the shipped chips are in docs/chips.
+
+    \b
+    Examples:
+      torchfl page npu_v3
+      torchfl page mychip --output mychip/CHIP.md
+    """
+    from torchfl import hcd
+    from torchfl.pages import chip as pages
+
+    descriptor = hcd.load(descriptor_of(chip))
+    for warning in descriptor.warnings:
+        note(warning.render())
+    text = pages.render(descriptor)
+    if output is None:
+        out(text.rstrip("\n"))
+    else:
+        output.write_text(text, encoding="utf-8")
+        note(f"{output}: written")
 
 
 def schema(

@@ -66,6 +66,8 @@ def _row(facts: dict[str, Any], chip: Any) -> dict[str, Any]:
         "alignment": facts["alignment"],
         "compute_units": facts["compute_units"] or None,
         "clock_mhz": facts["clock_mhz"] or None,
+        "dtypes": facts["dtypes"] or None,
+        "max_threads": facts["max_threads"] or None,
         "utilization": known.get("utilization"),
         "power_watts": known.get("power"),
         "temperature_celsius": known.get("temperature"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchfl.hcd.units import Dimension
 
 #: The fields that are quantities, by key.
-_DIMENSIONS: dict[str, Dimension] = {
+DIMENSIONS: dict[str, Dimension] = {
     "peak": "rate",
     "clock": "frequency",
     "size": "bytes",
@@ -93,8 +93,8 @@ def _value(value: Any, path: str) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_text(k)}: {_value(v, path)}" for k, v in value.items()) + "}"
     parent, _, key = path.rpartition(".")
-    if isinstance(value, int) and not isinstance(value, bool) and key in _DIMENSIONS and not _is_free(parent):
-        return quantity(value, _DIMENSIONS[key], parent.rpartition(".")[2])
+    if isinstance(value, int) and not isinstance(value, bool) and key in DIMENSIONS and not _is_free(parent):
+        return quantity(value, DIMENSIONS[key], parent.rpartition(".")[2])
     return _text(value)
 
 

@@ -16,7 +16,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from torchfl._native import log
-from torchfl.compile import _fusions, _lower, _normalize
+from torchfl.compile import _fusions, _layout, _lower, _normalize, _rounding
 
 _OPTIONS = {"fusions": True}
 
@@ -30,8 +30,17 @@ def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **
             f"torch.compile(backend='torchfl') has no option {', '.join(sorted(unknown))}; known: {', '.join(_OPTIONS)}"
         )
 
+    kept = [i for i, example in enumerate(example_inputs) if _is_constant(example)]
+    constant: set[str] = set()  # names of the placeholders that hold parameters and buffers, in forward and backward
+
     def compiler(part: str) -> Callable[..., Any]:
-        return lambda gm, _inputs: _program_of(gm, part, options)
+        def compile_part(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            if part != "backward" and len(inputs) == len(example_inputs):  # else they are no more the same ones
+                names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+                constant.update(names[i] for i in kept)
+            return _program_of(gm, part, options, constant)
+
+        return compile_part
 
     compiled = aot_autograd(
         fw_compiler=compiler("forward"),
@@ -44,7 +53,7 @@ def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **
     try:
         # Eager lets a graph be walked again (retain_graph), so what it saved stays as it was.
         with torch._functorch.config.patch(donated_buffer=False):
-            result: Callable[..., Any] = compiled(graph, list(example_inputs))
+            result: Callable[..., Any] = compiled(_rounding.rounded(graph), list(example_inputs))
             return result
     except (TorchDynamoException, ConstraintViolationError):
         raise  # about Dynamo's own work: it knows what to do
@@ -53,9 +62,13 @@ def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **
         return graph.forward
 
 
-def _program_of(gm: torch.fx.GraphModule, part: str, options: dict[str, Any]) -> Callable[..., Any]:
+def _program_of(gm: torch.fx.GraphModule, part: str, options: dict[str, Any], constant: set[str]) -> Callable[..., Any]:
     try:
         _normalize.run(gm.graph)
+        if _rounding.rounding_of(gm.graph) is not None:
+            _rounding.keep_weights_whole(gm.graph, {n for n in gm.graph.nodes if n.name in constant})
+        if part == "inference":  # what backward reads, it reads as it was traced
+            _layout.run(gm.graph)
         fused = _fusions.run(gm.graph) if options["fusions"] else []
         return _lower.program(gm, part, fused)
     except _lower.NoProgram as reason:
@@ -65,6 +78,13 @@ def _program_of(gm: torch.fx.GraphModule, part: str, options: dict[str, Any]) ->
     gm.recompile()
     runs: Callable[..., Any] = make_boxed_func(gm.forward)
     return runs
+
+
+def _is_constant(example: Any) -> bool:
+    """Whether an input of Dynamo's graph is a parameter or a buffer of a module."""
+    from torch._dynamo.utils import get_static_address_type
+
+    return isinstance(example, torch.nn.Parameter) or get_static_address_type(example) is not None
 
 
 def _uncompiled(what: str, reason: Exception) -> None:

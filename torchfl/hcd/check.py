@@ -52,6 +52,7 @@ class _Check:
         self._constraints()
         self._attention()
         self._autocast()
+        self._compute_as()
         for i, op in enumerate(self.hcd.ops):
             if self.report.full:
                 return
@@ -181,6 +182,15 @@ class _Check:
                 if name in seen:
                     self._tell("HCD017", (*here, listing, i), f"{show(name)} is also listed under '{seen[name]}'")
                 seen[name] = listing
+
+    def _compute_as(self) -> None:
+        rounded = self.hcd.tensor.compute_as
+        if rounded is None or rounded.float32 is None or not self._sound(("tensor", "supported_dtypes")):
+            return
+        for dtype in ("float32", rounded.float32):
+            if dtype not in self.hcd.tensor.supported_dtypes:
+                message = f"{dtype} is not in tensor.supported_dtypes"
+                self._tell("HCD052", ("tensor", "compute_as", "float32"), message)
 
     # -- operators
 

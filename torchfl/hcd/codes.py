@@ -118,8 +118,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "HCD030": _error(
         "the parent cannot be used",
-        "`extends` names one file by a path relative to the file it stands in. The parent is missing, unreadable or"
-        " has errors of its own (which are reported too).",
+        "`extends` names one file by a path relative to the file it stands in, or a shipped chip. The parent is"
+        " missing, unreadable or has errors of its own (which are reported too).",
     ),
     "HCD031": _error("inheritance cycle", "The chain of `extends` comes back to a file that it started from."),
     "HCD032": _error(

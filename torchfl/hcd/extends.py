@@ -1,10 +1,10 @@
 """Inheritance between descriptor files.
 
 Contract: `resolve(path, ...)` returns the canonical tree of a file with everything it inherits. One parent, named by a
-path relative to the child. Mappings merge deeply, the lists `ops`, `fusions` and `paths` merge by name, other lists
-and single values are replaced, `key: null` deletes what the parent gave, `delete: true` deletes a named entry, and the
-child wins. Each file is rewritten from its legacy form before it is merged, so shapes may be mixed. Nodes keep the
-file and place they were written at: that is what `Descriptor.origins` shows.
+path relative to the child, or by a shipped chip's name. Mappings merge deeply, the lists `ops`, `fusions` and `paths`
+merge by name, other lists and single values are replaced, `key: null` deletes what the parent gave, `delete: true`
+deletes a named entry, and the child wins. Each file is rewritten from its legacy form before it is merged, so shapes
+may be mixed. Nodes keep the file and place they were written at: that is what `Descriptor.origins` shows.
 """
 
 from __future__ import annotations
@@ -33,6 +33,17 @@ def resolve(path: str, env: Mapping[str, str], report: Report) -> Map | None:
     return _Resolver(env, report).load(path, short_path(path), [])
 
 
+def _shipped(name: str) -> Path | None:
+    """The descriptor of the shipped chip of this name, if there is one."""
+    from torchfl._paths import shipped_chips
+    from torchfl.errors import LoadError
+
+    try:
+        return shipped_chips().get(name)
+    except LoadError:  # the native part is not built
+        return None
+
+
 class _Resolver:
     def __init__(self, env: Mapping[str, str], report: Report) -> None:
         self.env = env
@@ -55,7 +66,7 @@ class _Resolver:
 
     def _parent(self, path: str, file: str, node: Node, chain: list[tuple[str, str]]) -> Map | None:
         if not isinstance(node, Scalar) or not isinstance(node.value, str) or not node.value.strip():
-            message = "'extends' takes one path, relative to this file"
+            message = "'extends' takes one path, relative to this file, or the name of a shipped chip"
             self.report.add("HCD030", node.place, message, path="extends", width=node.width)
             return None
         text = expand_text(node, self.env, self.report)
@@ -65,8 +76,9 @@ class _Resolver:
             message = f"the parent {show(text)} is not relative to this file"
             self.report.add("HCD030", node.place, message, path="extends", width=node.width)
             return None
-        parent_path = str(Path(path).parent / text)
-        parent_file = short_path(str(Path(file).parent / text))
+        shipped = _shipped(text) if not (Path(path).parent / text).exists() else None
+        parent_path = str(shipped or Path(path).parent / text)
+        parent_file = short_path(str(shipped or Path(file).parent / text))
         identity = _identity(parent_path)
         seen = [i for i, _ in chain]
         if identity in seen:

@@ -15,10 +15,13 @@ ends so, `_ps` picoseconds, `_fj` femtojoules, `_mw` milliwatts.
     max_rank, max_batch, max_seq, max_elements    int or None
     bfloat16_emulation        bool
     memory_bytes              size of the off-chip memory or None; unified: bool
+    max_threads               of a work-group, or None
     host_memory               how tensors of the host reach the chip: "copy", "lazy", "map", or "auto" (map, if it can)
     dtypes                    names, as in tensor.supported_dtypes
     layouts                   all that some unit supports, in order of mention; [] when no unit says
     default_layout, on_unsupported_dtype    text
+    compute_as                {"float32": "bfloat16"}: what products and convolutions round operands to; {} as a rule
+    compiled_layout           "NHWC": how images lie between the operators of a compiled graph; or None: as traced
     attention                 None, or {"enabled", "max_sequence_length", "supported_heads" (list or None), "beyond"}
     ops                       one row per operator that reaches the backend and per path, in declared order:
         op          "aten::mm", without overload        overload   text, or None for all
@@ -94,12 +97,15 @@ def lower(descriptor: Descriptor) -> dict[str, Any]:
         "max_elements": limits.max_elements,
         "bfloat16_emulation": limits.bfloat16_emulation,
         "memory_bytes": off_chip.size if off_chip else None,
+        "max_threads": limits.max_threads_per_block,
         "unified": bool(off_chip and off_chip.unified),
         "host_memory": _host_memory(off_chip, adapter),
         "dtypes": list(hcd.tensor.supported_dtypes),
         "layouts": _layouts(hcd),
         "default_layout": hcd.tensor.default_layout,
         "on_unsupported_dtype": hcd.tensor.on_unsupported_dtype,
+        "compute_as": (hcd.tensor.compute_as or model.ComputeAs()).model_dump(exclude_none=True),
+        "compiled_layout": hcd.tensor.compiled_layout,
         "attention": hcd.compute_units.attention.model_dump() if hcd.compute_units.attention else None,
         "ops": [row for i, op in enumerate(hcd.ops) for row in _op_rows(descriptor, op, i)],
         "fusions": [row for i, fusion in enumerate(hcd.fusions or []) for row in _fusions(descriptor, fusion, i)],

@@ -146,12 +146,21 @@ class Autocast(Section):
     promote: OpNames | None = None
 
 
+class ComputeAs(Section):
+    """Dtypes that convolutions, matrix products and linear layers round their operands to: a choice of speed over
+    precision that the descriptor makes for everybody, as autocast does for one region."""
+
+    float32: Literal["bfloat16", "float16"] | None = None
+
+
 class Tensor(Section):
     supported_dtypes: DTypes
     max_rank: f.Count | None = None
     default_layout: f.Layout = "NCHW"
     on_unsupported_dtype: Literal["cpu", "cast", "error"] = "cpu"
     autocast: Autocast | None = None
+    compute_as: ComputeAs | None = None
+    compiled_layout: Literal["NHWC"] | None = None
 
 
 class Constraints(Section):

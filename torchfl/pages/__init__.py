@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 PATHS = ("native", "composed", "composite", "custom", "cpu", "transfer")
 
 
-def environment(package: str) -> jinja2.Environment:
-    """For the templates in `package`'s folder `templates`."""
+def environment(package: str, escape: bool = True) -> jinja2.Environment:
+    """For the templates in `package`'s folder `templates`; `escape` is for HTML."""
     import jinja2
 
     made = jinja2.Environment(
         loader=jinja2.ChoiceLoader(
             [jinja2.PackageLoader(package, "templates"), jinja2.PackageLoader(__name__, "templates")]
         ),
-        autoescape=True,
+        autoescape=escape,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
