@@ -13,7 +13,9 @@ tests        the chip's folder tests/, and tests/chips/test_CHIP*.py
 build        CMakeLists.txt, *.cmake
 known gaps   other *.yaml: what `torchfl check` leaves out, and why
 
-The size of an adapter is its adapter and its kernels. What a chip takes from another one's folder counts there.
+The size of an adapter is its adapter and its kernels. What a chip takes from another one's folder counts there. The
+kernel kit (kit/), which is of no chip and which any adapter may link, is told apart: `kit`, lines of host code and
+kernels.
 Exit status 1: an adapter is above its limit.
 """
 
@@ -82,8 +84,16 @@ def measure(root: Path = ROOT) -> dict[str, Any]:
             "files": {name: [str(p.relative_to(root)) for p in paths] for name, paths in by_layer.items()},
         }  # fmt: skip
         chips[folder.name]["adapter_size"] = sum(chips[folder.name]["lines"][name] for name in ("adapter", "kernels"))
+    kit = sorted(p for p in (root / "kit").glob("*") if p.suffix in _C)
     return {
         "chips": chips,
+        "kit": {
+            "adapter": sum(code(p) for p in kit if p.suffix != ".cl"),
+            "kernels": sum(code(p) for p in kit if p.suffix == ".cl"),
+            "linked_by": sorted(
+                p.parent.name for p in (root / "chips").glob("*/CMakeLists.txt") if re.search(r"\bKIT\b", p.read_text())
+            ),
+        },
         "limits": LIMITS,
         "within_limits": all(chips[name]["adapter_size"] <= most for name, most in LIMITS.items() if name in chips),
     }
@@ -100,7 +110,11 @@ def show(figures: dict[str, Any]) -> None:
     for name, chip in figures["chips"].items():
         cells = [f"{chip['lines'][key]} ({chip['all'][key]})" if chip["all"][key] else "" for key in LAYERS]
         table.add_row(name, *cells, str(chip["adapter_size"]), str(figures["limits"].get(name, "")))
-    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print(table)
+    kit = figures["kit"]
+    linked = ", ".join(kit["linked_by"]) or "nobody"
+    console.print(f"The kernel kit: {kit['adapter']} lines and {kit['kernels']} of kernels, linked by {linked}.")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import shutil
+import tempfile
 from ctypes import (
     POINTER,
     Structure,
@@ -92,6 +94,12 @@ class Host(Structure):
 LIBRARY = chips_dir() / "opencl" / "libuba_opencl.so"
 
 
+def own_library() -> Any:
+    """A copy for each caller: a library tells the host that asked it last, and the engine's must stay the engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ctypes.CDLL(shutil.copy(LIBRARY, folder))
+
+
 @functools.cache
 def missing() -> str:
     """Why there is no OpenCL here; "" if there is."""
@@ -113,7 +121,7 @@ class Adapter:
             self.said = f"{text.decode()} ({code})"
 
         self.host = Host(Header(ctypes.sizeof(Host), 1, 2, 0), Host._fields_[1][1](keep), Host._fields_[2][1](print))
-        query = ctypes.CDLL(str(LIBRARY)).uba_query
+        query = own_library().uba_query
         query.restype = POINTER(Table)
         found = query(c_uint32(1 << 16 | 2), ctypes.byref(self.host))
         assert found, self.said
