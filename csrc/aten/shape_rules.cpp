@@ -167,7 +167,11 @@ std::optional<std::vector<OutputShape>> infer_outputs(const c10::OperatorHandle&
     }
     stack.push_back(std::move(value));
   }
-  op.callBoxed(stack);
+  try {
+    op.callBoxed(stack);
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;  // PyTorch has no rule for the operator, or for a part of it
+  }
   std::vector<OutputShape> out;
   for (const c10::IValue& value : stack) {
     if (value.isTensor()) {
