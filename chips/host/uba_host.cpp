@@ -9,6 +9,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <malloc.h>
 #include <torch/version.h>
 #include <unistd.h>
 
@@ -174,21 +175,22 @@ const std::map<std::string, uba_kernel_fn> kOwn = {
 // ------------------------------------------------------------------------------------------ device
 
 uint64_t pages(int name) { return uint64_t(sysconf(name)) * uint64_t(sysconf(_SC_PAGESIZE)); }
+// What was free when the chip was loaded, less what it handed out: the system counts memory when it is written to.
+std::atomic<int64_t> g_free{int64_t(pages(_SC_AVPHYS_PAGES))};
 uba_status memory_info(void*, uint64_t* free_bytes, uint64_t* total_bytes) {
-  return *free_bytes = pages(_SC_AVPHYS_PAGES), *total_bytes = pages(_SC_PHYS_PAGES), UBA_OK;
+  return *free_bytes = uint64_t(std::max<int64_t>(g_free, 0)), *total_bytes = pages(_SC_PHYS_PAGES), UBA_OK;
 }
 uba_status properties(void*, uba_properties* out) {
   std::strncpy(out->name, "CPU", sizeof(out->name) - 1);
-  out->total_memory = pages(_SC_PHYS_PAGES);
-  return out->host_accessible = 1, UBA_OK;
+  return out->total_memory = pages(_SC_PHYS_PAGES), out->host_accessible = 1, UBA_OK;
 }
 uba_status alloc(void*, uint64_t bytes, void** ptr) {
-  return posix_memalign(ptr, 64, bytes) == 0 ? UBA_OK : UBA_OUT_OF_MEMORY;
+  if (posix_memalign(ptr, 64, bytes) != 0) return UBA_OUT_OF_MEMORY;
+  return g_free -= int64_t(malloc_usable_size(*ptr)), UBA_OK;
 }
-uba_status release(void*, void* ptr) { return std::free(ptr), UBA_OK; }
+uba_status release(void*, void* ptr) { return g_free += int64_t(malloc_usable_size(ptr)), std::free(ptr), UBA_OK; }
 uba_status map_host(void*, void* host, uint64_t, void** ptr) { return *ptr = host, UBA_OK; }
-uba_status unmap_host(void*, void*) { return UBA_OK; }
-uba_status synchronize(void*, void*) { return UBA_OK; }
+uba_status nothing(void*, void*) { return UBA_OK; }
 
 uba_status copy(void*, void*, void* dst, const void* src, uint64_t bytes, int32_t) {
   if (bytes < (1 << 20)) return std::memmove(dst, src, bytes), UBA_OK;
@@ -207,9 +209,9 @@ uba_status device_open(int32_t, void** device) { return *device = &g_host, UBA_O
 
 // clang-format off
 const uba_device_api kDevice = {.header = UBA_HEADER(uba_device_api), .properties = properties, .alloc = alloc,
-                                .free = release, .copy = copy, .fill = fill, .synchronize = synchronize,
+                                .free = release, .copy = copy, .fill = fill, .synchronize = nothing,
                                 .copy_nd = copy_nd, .fill_nd = fill_nd, .map_host = map_host,
-                                .unmap_host = unmap_host, .memory_info = memory_info};
+                                .unmap_host = nothing, .memory_info = memory_info};
 // clang-format on
 
 std::vector<uba_kernel> list_kernels() {

@@ -15,7 +15,7 @@ import pytest
 from helpers import OwnProcess
 from opencl_support import missing
 
-CHIPS = ("npu_v3", "fpga_mm", "opencl")
+CHIPS = ("npu_v3", "fpga_mm", "opencl", "host")
 
 
 def device_of(chip: str) -> Any:

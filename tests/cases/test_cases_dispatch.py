@@ -95,14 +95,16 @@ def test_case_29_a_thousand_calls_of_an_unsupported_operator_warn_once(d):
 
     lines = heard()
     x = torch.eye(3).to(d)
+    # The host chip has all of PyTorch's CPU kernels that write to given memory: another operator is the one it lacks.
+    lacking, named_by = (x.normal_, "normal_") if d.type == "host" else (lambda: torch.linalg.eigvalsh(x), "_linalg_eigh")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(1000):
-            torch.linalg.eigvalsh(x)
-    named = [line for line in lines if "eigh" in line]
+            lacking()
+    named = [line for line in lines if named_by in line]
     assert len(named) == 1 and str(d.type) in named[0] and "CPU" in named[0]
     assert caught == []
-    row = next(r for r in torchfl.stats() if r["op"].startswith("aten::_linalg_eigh"))
+    row = next(r for r in torchfl.stats() if r["op"].startswith(f"aten::{named_by}"))
     assert row["calls"] == 1000 and row["path"] == "cpu" and row["reason"] in named[0]
 
 
