@@ -14,12 +14,13 @@
 //
 // Dialect: a kernel's source is Device::dialect and then the kit's own, with the names of OpenCL C. What another
 // language defines in its dialect, with the meaning that OpenCL C gives it:
-//   KERNEL (before void), GLOBAL, LOCAL (address spaces), BARRIER() (of local memory), ITEMS(x, y)
-//   (a kernel's fixed work-group), EXACT (from here on, products and sums are not contracted to fma); get_global_id,
-//   get_group_id, get_local_id; uchar, ushort, uint, ulong, long of 64 bits, half (storage only); as_float, as_int,
-//   as_uint, as_double; vload_half(i, p), vstore_half(x, i, p) and vstore_half_rte; min, max, mul_hi, rint, isnan,
-//   copysign, fma, lgamma, ... ; Vectors (float8, (float8)(x), vload8, vstore8, select, convert_float8, as_uint8, ...)
-//   are used only with `lanes` > 1.
+//   words      KERNEL (before void), GLOBAL and LOCAL (address spaces), BARRIER() (of local memory), ITEMS(x, y) (a
+//              kernel's fixed work-group), EXACT (from here on, products and sums are not contracted to fma)
+//   types      uchar, ushort, uint, ulong; long of 64 bits; half, which is only stored
+//   functions  get_global_id, get_group_id, get_local_id; as_float, as_int, as_uint, as_double; vload_half(i, p),
+//              vstore_half(x, i, p), vstore_half_rte; min, max, mul_hi, rsqrt; those of C's math.h, by type
+//   vectors    float8, (float8)(x), vload8, vstore8, select, convert_float8, as_uint8, ...: with `lanes` > 1 only
+// tests/kit/dialect.h is a whole one, for C++.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -57,8 +58,7 @@ uba_status guard(F &&body) noexcept {
   }
 }
 
-// ------------------------------------------------------------------------------------------------ what an adapter
-// gives
+// ------------------------------------------------------------------------------------------- what an adapter gives
 
 struct Buffer {  // `offset` bytes into what the SDK knows as `memory`: a handle, or an address; NULL: none
   void *memory = nullptr;
@@ -70,8 +70,7 @@ struct Kernel {  // as the SDK launches it
 struct Recipe {
   std::string source, name;  // name: of the one kernel in `source` that is wanted
 };
-// `value` points to `bytes` bytes that are passed as they are: a number, a struct, or, if `memory`, the handle of a
-// Buffer.
+// `value` points to `bytes` bytes that are passed as they are: a number, a struct, or, if `memory`, a Buffer's handle.
 struct Argument {
   const void *value;
   size_t bytes;
@@ -101,8 +100,7 @@ class Stream {
 
   // Enqueues a kernel. The values of the arguments are read before it returns.
   virtual void launch(Kernel &kernel, const Range &range, const Argument *arguments, size_t count) = 0;
-  // Memory for what is enqueued now, until the next call of `scratch` on this stream: work enqueued before keeps its
-  // own.
+  // Memory for what is enqueued from here to the next call of `scratch`; work enqueued before keeps its own.
   virtual Buffer scratch(uint64_t bytes) = 0;
   // The handle of an int in memory, 0 at first, which a kernel of this call sets to 1 where an index is out of range.
   // `synchronize` looks at it, sets it back, and throws `fault()`.
