@@ -96,7 +96,9 @@ def test_case_29_a_thousand_calls_of_an_unsupported_operator_warn_once(d):
     lines = heard()
     x = torch.eye(3).to(d)
     # The host chip has all of PyTorch's CPU kernels that write to given memory: another operator is the one it lacks.
-    lacking, named_by = (x.normal_, "normal_") if d.type == "host" else (lambda: torch.linalg.eigvalsh(x), "_linalg_eigh")
+    lacking, named_by = (
+        (x.normal_, "normal_") if d.type == "host" else (lambda: torch.linalg.eigvalsh(x), "_linalg_eigh")
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(1000):
