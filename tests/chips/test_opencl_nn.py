@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import ctypes.util
 import importlib.util
-import sys
 import os
+import sys
 from pathlib import Path
 
 import pytest
