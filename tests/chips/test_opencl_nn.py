@@ -10,6 +10,7 @@ import copy
 import ctypes.util
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -283,11 +284,12 @@ def test_norms_take_float32_parameters_beside_16_bit_input(opencl) -> None:
 
 
 def resnet18(classes: int) -> nn.Module:
-    spec = importlib.util.spec_from_file_location("memory_benchmark", ROOT / "benchmarks" / "memory.py")
+    spec = importlib.util.spec_from_file_location("benchmark_workloads", ROOT / "benchmarks" / "workloads.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    return module.resnet18(classes)
+    return module.resnet(18, classes)
 
 
 def test_resnet18_learns_digits_without_the_cpu(opencl) -> None:
