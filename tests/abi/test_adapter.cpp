@@ -180,7 +180,7 @@ TEST(what_the_handshake_refuses) {
       {"bad_MAJOR",
        {"it has ABI 2.0, this host serves 1.0 to 1.3", "upgrade the host (pip install -U flagos-torchfl)"}},
       {"bad_MINOR",
-       {"it has ABI 1.8, newer than this host's 1.3", "upgrade the host", "or build the adapter with this"}},
+       {"it has ABI 1.9, newer than this host's 1.3", "upgrade the host", "or build the adapter with this"}},
       {"bad_SIZE", {"the header of uba_adapter says 60000 bytes, ABI 1.3 has 80", "UBA_HEADER(uba_adapter)"}},
       {"bad_SIZE_OLDER", {"the header of uba_adapter says 60000 bytes, ABI 1.0 has 80 to 80"}},
       {"bad_SIZE_SMALL", {"the header of uba_adapter says 16 bytes, ABI 1.0 has 80 to 80"}},

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "chip.h"
 #include "device.h"
 #include "fake_adapter.h"
 
