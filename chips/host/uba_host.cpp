@@ -13,7 +13,6 @@
 #include <torch/version.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <deque>
 #include <map>
 
@@ -181,12 +180,10 @@ uba_status memory_info(void*, uint64_t* free_bytes, uint64_t* total_bytes) {
   return *free_bytes = uint64_t(std::max<int64_t>(g_free, 0)), *total_bytes = pages(_SC_PHYS_PAGES), UBA_OK;
 }
 uba_status properties(void*, uba_properties* out) {
-  std::strncpy(out->name, "CPU", sizeof(out->name) - 1);
-  return out->total_memory = pages(_SC_PHYS_PAGES), out->host_accessible = 1, UBA_OK;
+  return std::strcpy(out->name, "CPU"), out->total_memory = pages(_SC_PHYS_PAGES), out->host_accessible = 1, UBA_OK;
 }
 uba_status alloc(void*, uint64_t bytes, void** ptr) {
-  if (posix_memalign(ptr, 64, bytes) != 0) return UBA_OUT_OF_MEMORY;
-  return g_free -= int64_t(malloc_usable_size(*ptr)), UBA_OK;
+  return posix_memalign(ptr, 64, bytes) != 0 ? UBA_OUT_OF_MEMORY : (g_free -= malloc_usable_size(*ptr), UBA_OK);
 }
 uba_status release(void*, void* ptr) { return g_free += int64_t(malloc_usable_size(ptr)), std::free(ptr), UBA_OK; }
 uba_status map_host(void*, void* host, uint64_t, void** ptr) { return *ptr = host, UBA_OK; }
@@ -205,7 +202,11 @@ uba_status fill_nd(void*, void*, const uba_tensor* dst, const uba_value* value) 
   return guarded([&] { lend(*dst).fill_(value->kind == UBA_INT ? at::Scalar(value->v.i) : at::Scalar(value->v.d)); });
 }
 uba_status device_count(int32_t* count) { return *count = 1, UBA_OK; }
-uba_status device_open(int32_t, void** device) { return *device = &g_host, UBA_OK; }
+// What kernels make themselves comes from malloc, some MB at each step, and memory that went back to the system would
+// have to be cleared anew: the process keeps up to 1 GiB of it.
+uba_status device_open(int32_t, void** device) {
+  return mallopt(M_MMAP_THRESHOLD, 32 << 20), mallopt(M_TRIM_THRESHOLD, 1 << 30), *device = &g_host, UBA_OK;
+}
 
 // clang-format off
 const uba_device_api kDevice = {.header = UBA_HEADER(uba_device_api), .properties = properties, .alloc = alloc,
