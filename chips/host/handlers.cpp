@@ -107,7 +107,7 @@ at::Tensor convolution(const OpRequest& r, After after) {
     return result(onednn("mkldnn::_convolution_pointwise", "",
                          {x, weight, bias, padding, stride, dilation, groups, after.relu ? "relu" : "none", kNoNumbers, ""}));
   }
-  supported(call.number(17) == 1, "a factor of the residual");
+  supported(call.number(17) == 1 && call[16].scalar_type() == given, "such a residual");
   const at::Tensor residual = call[16], other = residual.to(compute, false, false, kLast);
   if (r.spare[16] && last && given == compute && other.is_same(residual)) {  // the result takes its place
     onednn("mkldnn::_convolution_pointwise_", "binary",
@@ -126,8 +126,8 @@ at::Tensor linear(const OpRequest& r, const std::string& next, bool round) {
   const c10::ScalarType given = input.scalar_type(), compute = rounded(given, round);
   const bool adds = next == "add" || next == "add_norm";
   supported(is_packable(compute) && transposed.t().is_contiguous(), "a factor that is no weight");
-  supported(call.number(3) == 1 && call.number(4) == 1 && (!adds || call.number(6) == 1), "factors of the summands");
-  supported(bias.dim() == 1 && bias.size(0) == transposed.size(1), "a bias that is no row");
+  supported(!adds || (call.number(6) == 1 && call[5].scalar_type() == given), "such a summand");
+  supported(bias.dim() == 1 && bias.size(0) == transposed.size(1) && call.number(3) == 1 && call.number(4) == 1, "a bias");
   const at::Tensor weight = torch::fl::kept({r.args[2].toTensor()}, int64_t(compute), [&] {
     return onednn("mkldnn::_reorder_linear_weight", "", {transposed.t().to(compute), input.size(0)}).toTensor();
   });

@@ -332,6 +332,31 @@ def test_the_bfloat16_variant_rounds_products_and_nothing_else():
     assert "bf16" in json.dumps(answer), answer
 
 
+@rounding
+def test_a_rounded_product_and_a_whole_summand_give_what_their_sum_gives():
+    """A layer of a transformer: the summand that its norm gave is float32, the product is not."""
+    import torch
+    from torch import nn
+
+    d = device("host_bf16")
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.norm = nn.Linear(64, 128), nn.Linear(128, 64), nn.LayerNorm(64)
+
+        def forward(self, x):
+            x = self.norm(x)
+            return self.norm(self.down(torch.nn.functional.gelu(self.up(x))) + x)
+
+    model, x = Layer(), torch.randn(64, 64)
+    ours = copy.deepcopy(model).to(d)
+    with torch.no_grad():
+        result = torch.compile(ours)(x.to(d))
+        assert result.dtype == torch.float32
+        close(result, model(x), 3e-2)
+
+
 def test_the_chip_is_there_only_when_it_is_named():
     from torchfl._paths import shipped_chips
 
