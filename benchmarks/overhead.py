@@ -6,7 +6,7 @@ noted calls are then made again directly, one after the other, with nothing of P
 them. Step and replay take turns (rounds.py); `overhead` is the step's time over the replay's in the same round: 1.0
 means that the engine, PyTorch and Python are hidden behind the chip entirely. Exit status 1: it is above the limit.
 
-    python benchmarks/overhead.py [--chip npu_v3] [--batch 4] [--size 64] [--dtype float32] [--rounds 9] [--json]
+    python benchmarks/overhead.py [--chip npu_v3] [--batch 2] [--size 224] [--dtype float32] [--rounds 9] [--json]
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def table(row: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--chip", default="npu_v3", choices=("npu_v3", "npu_v2"))
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--size", type=int, default=64, help="of the images, in pixels")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")
