@@ -65,7 +65,7 @@ def compare(device, function, *inputs, native=None, tolerance=None, backward=Tru
         want_grads = torch.autograd.grad(want, [x for x in exact if x.requires_grad], grad.double())
         pairs += [(f"gradient {i}", *pair) for i, pair in enumerate(zip(got_grads, want_grads, strict=True))]
     for name, ours, theirs in pairs:
-        assert ours.device.type == "opencl" and ours.shape == theirs.shape and ours.dtype == dtype, name
+        assert ours.device == torch.device(device) and ours.shape == theirs.shape and ours.dtype == dtype, name
         if theirs.numel():
             error = (ours.detach().cpu().double() - theirs.detach()).abs().max()
             assert error <= tolerance * max(theirs.abs().max().item(), 1e-3), (name, error)
