@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torchfl._native import engine
+from torchfl.compile._chips import chips_of
 from torchfl.compile._normalize import positional, same_sizes
 from torchfl.hcd import opnames
 
@@ -51,21 +52,12 @@ def run(graph: Graph) -> list[str]:
 
 
 def _chains(graph: Graph) -> list[_Chain]:
-    from torchfl import _engine
-
     c = engine()
-    kind = torch._C._get_privateuse1_backend_name()
-    indices = {
-        node.meta["val"].device.index or 0
-        for node in graph.nodes
-        if isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].device.type == kind
-    }
     rows: dict[str, tuple[int, str]] = {}
-    for device_type, chip in _engine._loaded.items():
-        if indices & set(range(chip.first_index, chip.first_index + chip.count)):
-            for row in _engine._lowered[device_type]["fusions"]:
-                name = c.define_fused(row["chain"])
-                rows.setdefault(name, (len(row["chain"]), row["kernel"]))
+    for chip in chips_of(graph):
+        for row in chip["fusions"]:
+            name = c.define_fused(row["chain"])
+            rows.setdefault(name, (len(row["chain"]), row["kernel"]))
     chains = []
     for name, (_, kernel) in sorted(rows.items(), key=lambda item: -item[1][0]):
         links = tuple(_Link(*link) for link in c.fused_links(name))

@@ -183,20 +183,19 @@ def _literal(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else _plain(value)
 
 
+_PREDICATES = {
+    "equals": "is",
+    "in_": "is one of",
+    "not_": "is not",
+    "min": "is at least",
+    "max": "is at most",
+    "multiple_of": "is a multiple of",
+}
+
+
 def _predicate(name: str, predicate: Any) -> str:
-    parts = []
-    if predicate.equals is not None:
-        parts.append(f"is {_literal(predicate.equals)}")
-    if predicate.in_ is not None:
-        parts.append(f"is one of {_literal(predicate.in_)}")
-    if predicate.not_ is not None:
-        parts.append(f"is not {_literal(predicate.not_)}")
-    if predicate.min is not None:
-        parts.append(f"is at least {_literal(predicate.min)}")
-    if predicate.max is not None:
-        parts.append(f"is at most {_literal(predicate.max)}")
-    if predicate.multiple_of is not None:
-        parts.append(f"is a multiple of {_literal(predicate.multiple_of)}")
+    given = [(words, getattr(predicate, field)) for field, words in _PREDICATES.items()]
+    parts = [f"{words} {_literal(value)}" for words, value in given if value is not None]
     text = f"{name} {' and '.join(parts)}"
     return f"{text} ({predicate.why})" if predicate.why else text
 
