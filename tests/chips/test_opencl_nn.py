@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT
+from opencl_support import missing
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,12 +28,9 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 @pytest.fixture(scope="module")
 def opencl():
-    try:
-        torchfl.load("opencl")
-        if torch.opencl.device_count() == 0:
-            pytest.skip("there is no OpenCL device (Debian: apt install pocl-opencl-icd)")
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"the OpenCL chip cannot be loaded: {error}")
+    if missing():
+        pytest.skip(missing())
+    torchfl.load("opencl")
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the CPU beside it has little to do; its threads would wait for each other
