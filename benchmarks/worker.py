@@ -286,7 +286,7 @@ class Tinygrad:
 
 class TinygradTorch(Torch):
     """tinygrad's PyTorch backend on its OpenCL device. The released package does not carry it: `TINYGRAD_SOURCE` names
-    a checkout of the same version that does."""
+    a checkout that does (`extra/torch_backend`) and that fits the installed release."""
 
     def prepare(self) -> None:
         os.environ.setdefault("DEV", "CL")
@@ -294,34 +294,40 @@ class TinygradTorch(Torch):
         if source:
             sys.path.insert(0, source)
         try:
-            import extra.torch_backend.backend  # type: ignore[import-not-found]  # noqa: F401
+            from extra.torch_backend import backend  # type: ignore[import-not-found]
         except ImportError as error:
             raise Unavailable(
                 f"the package on the index does not carry its PyTorch backend ({error}); TINYGRAD_SOURCE may name a "
                 "checkout that does"
             ) from error
+        self.backend = backend
         self.device = self.torch.device("tiny")
         self.workload.model.to(self.device)
 
-    def result(self) -> np.ndarray:
-        if self.train:
-            return super().result()
-        return self.infer().detach().cpu().double().numpy()
+    def realize(self, *results: Any) -> None:
+        """The backend is lazy: what nobody asks for is not computed. All that is asked for at once is scheduled as
+        one."""
+        from tinygrad import Tensor
+
+        Tensor.realize(*(self.backend.unwrap(x) for x in results))
+
+    def infer(self) -> Any:
+        found = super().infer()
+        self.realize(found)
+        return found
+
+    def step(self) -> Any:
+        """The loss alone needs neither gradients nor updates: a step has been done when what it leaves behind is
+        there."""
+        loss = super().step()
+        kept = [x for state in self.optimizer.state.values() for x in state.values() if self.torch.is_tensor(x)]
+        self.realize(loss, *self.model.parameters(), *self.model.buffers(), *kept)
+        return loss
 
     def synchronize(self) -> None:
         from tinygrad import Device
 
         Device[Device.DEFAULT].synchronize()
-
-    def infer(self) -> Any:
-        return super().infer().cpu()  # it is lazy: what nobody reads is not computed
-
-    def call(self) -> None:
-        if self.train:
-            float(self.step().detach().cpu())
-        else:
-            self.infer()
-        self.synchronize()
 
     def versions(self) -> dict[str, str]:
         import tiny
