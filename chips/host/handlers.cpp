@@ -3,13 +3,17 @@
 //
 // Contract: a weight is packed, with a batch norm folded in, when it is first used, and kept until it, or a parameter of
 // the norm, is written to. Everything is exact in the dtype of the input; the kernels named ..._bf16 round float32
-// operands to bfloat16, and give float32. A CPU without bfloat16 arithmetic is told of once, and computes in float32.
+// operands to bfloat16, and give float32, where that pays (rounding_pays: the device tells the host, which tells users).
 // What oneDNN does not do throws NotImplementedError: the next path is taken.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/cpu/Utils.h>
 
 #include "torchfl/uba_aten.h"
 
+namespace host {
+bool rounding_pays();
+}
 namespace {
 
 using c10::IValue;
@@ -20,7 +24,7 @@ const c10::List<std::optional<at::Scalar>> kNoNumbers;
 // The CPU's view of a tensor of the device.
 at::Tensor on_cpu(const IValue& value) {
   const at::Tensor& t = value.toTensor();
-  return at::from_blob(const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides(), at::dtype(t.scalar_type()));
+  return torch::fl::on_cpu(const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides(), t.scalar_type());
 }
 
 // The arguments of a call by their position.
@@ -45,13 +49,14 @@ IValue onednn(const char* name, const char* overload, torch::jit::Stack stack) t
 } catch (const c10::Error& error) {
   C10_THROW_ERROR(NotImplementedError, error.what_without_backtrace());
 }
+bool has_bfloat16() {
+  static const bool has = onednn("mkldnn::_is_mkldnn_bf16_supported", "", {}).toBool();
+  return has;
+}
 // What oneDNN is to compute in.
 c10::ScalarType rounded(c10::ScalarType given, bool round) {
-  if (given != c10::kBFloat16 && !round) return given;
-  static const bool has_bfloat16 = onednn("mkldnn::_is_mkldnn_bf16_supported", "", {}).toBool();
-  if (has_bfloat16) return c10::kBFloat16;
-  TORCH_WARN_ONCE("This CPU has no bfloat16 arithmetic: what host_bf16 rounds is computed in float32");
-  return c10::kFloat;
+  if (given != c10::kBFloat16 && !(round && host::rounding_pays())) return given;
+  return has_bfloat16() ? c10::kBFloat16 : c10::kFloat;
 }
 bool is_packable(c10::ScalarType type) { return type == c10::kFloat || type == c10::kBFloat16; }
 
@@ -156,6 +161,18 @@ at::Tensor attention(const OpRequest& r, bool masked) {
 }
 
 }  // namespace
+
+// The vector units of Intel's CPUs multiply bfloat16 at half the rate of float32; their matrix units at eight times it.
+bool host::rounding_pays() {
+  static const bool pays = [] {
+    if (const char* chosen = std::getenv("TORCHFL_HOST_ROUND")) return *chosen == '1';
+    const auto cpu = at::cpu::get_cpu_capabilities();
+    const auto has = [&](const char* what) { return cpu.count(what) && cpu.at(what).isBool() && cpu.at(what).toBool(); };
+    const bool intel = cpu.count("cpu_name") && cpu.at("cpu_name").toStringRef().rfind("Intel", 0) == 0;
+    return has_bfloat16() && (has("amx_bf16") || !intel);
+  }();
+  return pays;
+}
 
 extern "C" __attribute__((visibility("default"))) void torch_fl_register_host() {
   const auto kernel = [](const std::string& name, auto function, auto... how) {

@@ -144,6 +144,8 @@ Chip chip_from(const py::dict& lowered) {
   chip.default_layout = get<std::string>(lowered, "default_layout", "NCHW");
   chip.memory_bytes = get<uint64_t>(lowered, "memory_bytes", 0);
   chip.max_threads = get<int64_t>(lowered, "max_threads", 0);
+  for (const auto& [from, to] : get<std::map<std::string, std::string>>(lowered, "compute_as", {}))
+    chip.compute_as |= dtype_set({to});
   chip.bfloat16_emulation = get<bool>(lowered, "bfloat16_emulation", false);
   chip.on_unsupported_dtype = get<std::string>(lowered, "on_unsupported_dtype", "cpu");
   if (lowered.contains("attention") && !lowered["attention"].is_none()) {
@@ -256,11 +258,15 @@ py::dict properties(int index) {
   out["total_memory"] = p.total_memory;
   out["alignment"] = entry.chip->chip.alignment;
   out["max_rank"] = p.max_rank;
-  py::list dtypes;  // none: what the descriptor says
-  for (int32_t dtype = 1; dtype < 64; dtype++) {
-    if ((p.dtypes >> dtype & 1) != 0) dtypes.append(dtype_name(dtype));
-  }
-  out["dtypes"] = dtypes;
+  const auto listed = [](uint64_t dtypes) {  // none: what the descriptor says
+    py::list names;
+    for (int32_t dtype = 1; dtype < 64; dtype++) {
+      if ((dtypes >> dtype & 1) != 0) names.append(dtype_name(dtype));
+    }
+    return names;
+  };
+  out["dtypes"] = listed(p.dtypes);
+  out["product_dtypes"] = listed(p.product_dtypes);
   out["max_threads"] = p.max_threads;
   out["compute_units"] = p.compute_units;
   out["clock_mhz"] = p.clock_mhz;

@@ -267,24 +267,37 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   static_cast<c10::DeviceAllocator*>(device_allocator())->recordStream(self.storage().data_ptr(), stream);
 }
 
-// What the concatenation of row-major tensors of one dtype and rank is like, as most are. Undefined: PyTorch has to
-// tell, which takes a hundred times as long.
+// Of row-major tensors of one dtype and rank, as most are. Undefined: it is another call, and PyTorch has to tell what
+// the result is like, which takes a hundred times as long.
 at::Tensor plain_cat(at::ArrayRef<std::reference_wrapper<const at::Tensor>> pieces, int64_t dim) {
   const at::Tensor& first = pieces[0];
   if (first.dim() == 0 || dim < -first.dim() || dim >= first.dim()) return {};
-  const int64_t axis = c10::maybe_wrap_dim(dim, first.dim());
+  const size_t axis = size_t(c10::maybe_wrap_dim(dim, first.dim()));
   at::DimVector sizes(first.sizes());
   for (const at::Tensor& piece : pieces) {
     if (piece.dim() != first.dim() || piece.scalar_type() != first.scalar_type() || piece.numel() == 0 ||
-        !piece.is_contiguous() || piece.suggest_memory_format() != c10::MemoryFormat::Contiguous)
+        piece.is_conj() || piece.is_neg() || !piece.is_contiguous() ||
+        piece.suggest_memory_format() != c10::MemoryFormat::Contiguous)
       return {};
-    for (int64_t d = 0; d < first.dim(); d++) {
-      if (d != axis && piece.size(d) != first.size(d)) return {};
+    for (size_t d = 0; d < sizes.size(); d++) {
+      if (d != axis && piece.sizes()[d] != first.sizes()[d]) return {};
     }
-    sizes[size_t(axis)] += piece.size(axis);
+    sizes[axis] += piece.sizes()[axis];
   }
-  sizes[size_t(axis)] -= first.size(axis);
-  return at::Tensor(at::detail::empty_meta(sizes, first.scalar_type()));
+  sizes[axis] -= first.sizes()[axis];
+  at::Tensor out = empty_contiguous_on(first.device().index(), first.scalar_type(), sizes);
+  builtin_call(out, "aten::cat", "copy_nd", [&] {
+    // What narrow() gives for each of them, without calls through the dispatcher.
+    const at::Tensor part =
+        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(out.storage()), out.key_set(), out.dtype());
+    int64_t start = 0;
+    for (const at::Tensor& piece : pieces) {
+      part.unsafeGetTensorImpl()->set_sizes_and_strides(piece.sizes(), out.strides(), start);
+      copy_on_device(part, piece);
+      start += piece.sizes()[axis] * out.strides()[axis];
+    }
+  });
+  return out;
 }
 
 // Concatenation is data movement: one strided copy for each piece, on the chip.
@@ -298,14 +311,15 @@ at::Tensor& cat_out(const at::ITensorListRef& tensors, int64_t dim, at::Tensor& 
     TORCH_CHECK(piece.device() == home, "Expected all tensors to be on the same device, but aten::cat got tensors on ",
                 name(home), " and on ", name(piece.device()), ".");
   }
-  at::Tensor like = plain_cat(pieces, dim);  // sizes, dtype and memory format as PyTorch computes them
-  if (!like.defined()) {
-    std::vector<at::Tensor> shapes;
-    for (const at::Tensor& piece : pieces) {
-      shapes.push_back(at::empty_strided(piece.sizes(), piece.strides(), piece.options().device(c10::kMeta)));
-    }
-    like = at::cat(shapes, dim);
+  if (!out.defined()) {
+    out = plain_cat(pieces, dim);
+    if (out.defined()) return out;
   }
+  std::vector<at::Tensor> shapes;
+  for (const at::Tensor& piece : pieces) {
+    shapes.push_back(at::empty_strided(piece.sizes(), piece.strides(), piece.options().device(c10::kMeta)));
+  }
+  const at::Tensor like = at::cat(shapes, dim);  // sizes, dtype and memory format
   if (!out.defined()) {
     out = empty_on(home.index(), like.scalar_type(), like.sizes(), like.strides());
   } else {

@@ -8,6 +8,7 @@
 #include "memory_history.h"
 #include "profiler.h"
 #include "stats.h"
+#include "torchfl/uba_aten.h"
 
 namespace torchfl {
 namespace runtime {
@@ -213,34 +214,12 @@ void rethrow(const Error& error) {
 }
 
 namespace {
-struct DtypePair {
-  c10::ScalarType torch;
-  int32_t uba;
-};
-constexpr DtypePair kDtypes[] = {
-    {c10::ScalarType::Half, UBA_DTYPE_FLOAT16},
-    {c10::ScalarType::BFloat16, UBA_DTYPE_BFLOAT16},
-    {c10::ScalarType::Float, UBA_DTYPE_FLOAT32},
-    {c10::ScalarType::Double, UBA_DTYPE_FLOAT64},
-    {c10::ScalarType::Char, UBA_DTYPE_INT8},
-    {c10::ScalarType::Byte, UBA_DTYPE_UINT8},
-    {c10::ScalarType::Short, UBA_DTYPE_INT16},
-    {c10::ScalarType::Int, UBA_DTYPE_INT32},
-    {c10::ScalarType::Long, UBA_DTYPE_INT64},
-    {c10::ScalarType::Bool, UBA_DTYPE_BOOL},
-    {c10::ScalarType::ComplexFloat, UBA_DTYPE_COMPLEX64},
-    {c10::ScalarType::ComplexDouble, UBA_DTYPE_COMPLEX128},
-    {c10::ScalarType::Float8_e4m3fn, UBA_DTYPE_FLOAT8_E4M3FN},
-    {c10::ScalarType::Float8_e5m2, UBA_DTYPE_FLOAT8_E5M2},
-    {c10::ScalarType::UInt16, UBA_DTYPE_UINT16},
-    {c10::ScalarType::UInt32, UBA_DTYPE_UINT32},
-    {c10::ScalarType::UInt64, UBA_DTYPE_UINT64},
-    {c10::ScalarType::ComplexHalf, UBA_DTYPE_COMPLEX32},
-};
+using torch::fl::kScalarTypes;
 struct DtypeTable {
   int32_t by_torch[int(c10::ScalarType::NumOptions)] = {};
   constexpr DtypeTable() {
-    for (const auto& pair : kDtypes) by_torch[int(pair.torch)] = pair.uba;
+    for (size_t dtype = 1; dtype < std::size(kScalarTypes); dtype++)
+      by_torch[int(kScalarTypes[dtype])] = int32_t(dtype);
   }
 };
 constexpr DtypeTable kDtypeTable;
@@ -249,10 +228,8 @@ constexpr DtypeTable kDtypeTable;
 int32_t to_uba_dtype(c10::ScalarType type) { return kDtypeTable.by_torch[int(type)]; }
 
 std::optional<c10::ScalarType> from_uba_dtype(int32_t dtype) {
-  for (const auto& pair : kDtypes) {
-    if (pair.uba == dtype) return pair.torch;
-  }
-  return std::nullopt;
+  const c10::ScalarType type = torch::fl::scalar_type(dtype);
+  return type == c10::ScalarType::Undefined ? std::nullopt : std::optional(type);
 }
 
 }  // namespace torchfl

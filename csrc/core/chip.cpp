@@ -64,6 +64,10 @@ std::vector<std::string> contradictions(const Chip& chip, const uba_properties& 
     lines.push_back("the device takes tensors of " + std::to_string(device.max_rank) +
                     " dimensions, the descriptor says " + std::to_string(chip.max_rank));
   }
+  const DtypeSet slow = device.product_dtypes == 0 ? 0 : chip.compute_as & ~DtypeSet(device.product_dtypes);
+  if (slow != 0)
+    lines.push_back("products in " + dtype_set_text(slow) + " are slower than in float32 on this device: they are " +
+                    "computed in float32, and the descriptor's tensor.compute_as is left aside");
   return lines;
 }
 

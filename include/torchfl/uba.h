@@ -165,6 +165,8 @@ typedef struct uba_properties {
   uint64_t dtypes;     /* out: what it computes in, bit 1 << UBA_DTYPE_* each; 0 = what the descriptor says */
   int32_t max_threads; /* out: work-items of one work-group; 0 = unknown */
   int32_t reserved;
+  uint64_t product_dtypes; /* out: of what operands products and convolutions are fast, bits as in dtypes; 0 = unknown.
+                            * The host follows `compute_as` of the descriptor only to one of them. */
 } uba_properties;
 
 /* Programs, since 1.2: a whole operator in one command, where the chip can. */

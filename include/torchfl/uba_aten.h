@@ -16,12 +16,17 @@
 // descriptor (`ops`, `fusions`) call for it; the conditions of the row are the kernel's, strides may be any.
 #pragma once
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/version.h>
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "torchfl/uba.h"
 
 namespace torch::fl {
 
@@ -99,6 +104,46 @@ inline void register_kernel(const std::string& name, OpHandler kernel) {
 // apart what is derived from the same ones.
 inline at::Tensor kept(at::ArrayRef<at::Tensor> sources, int64_t key, const std::function<at::Tensor()>& make) {
   return torch_fl_kept(sources, key, make);
+}
+
+// PyTorch's dtypes by UBA_DTYPE_*; that of 0 is undefined.
+constexpr c10::ScalarType kScalarTypes[] = {
+    c10::ScalarType::Undefined,     c10::ScalarType::Half,          c10::ScalarType::BFloat16,
+    c10::ScalarType::Float,         c10::ScalarType::Double,        c10::ScalarType::Char,
+    c10::ScalarType::Byte,          c10::ScalarType::Short,         c10::ScalarType::Int,
+    c10::ScalarType::Long,          c10::ScalarType::Bool,          c10::ScalarType::ComplexFloat,
+    c10::ScalarType::ComplexDouble, c10::ScalarType::Float8_e4m3fn, c10::ScalarType::Float8_e5m2,
+    c10::ScalarType::UInt16,        c10::ScalarType::UInt32,        c10::ScalarType::UInt64,
+    c10::ScalarType::ComplexHalf};
+static_assert(kScalarTypes[UBA_DTYPE_BOOL] == c10::kBool &&
+              kScalarTypes[UBA_DTYPE_COMPLEX32] == c10::ScalarType::ComplexHalf);
+inline c10::ScalarType scalar_type(int64_t dtype) {
+  return kScalarTypes[dtype > 0 && size_t(dtype) < std::size(kScalarTypes) ? dtype : 0];
+}
+
+// A CPU tensor over memory that the CPU can reach, to be let go when the call is over. Making one costs as much as a
+// small operator does: each thread makes a few, and hands out again what nobody holds any more.
+inline at::Tensor on_cpu(void* data, c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
+  static thread_local std::array<at::Tensor, 16> made;
+  static thread_local size_t next = 0;
+  at::Tensor& tensor = made[next++ % made.size()];
+  if (!tensor.defined() || tensor.use_count() != 1 || tensor.storage().use_count() != 1) {
+    c10::InferenceMode off(false);  // a tensor of inference mode could not be written outside of it
+    return tensor = at::from_blob(data, sizes, strides, at::dtype(dtype));
+  }
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const auto type = caffe2::TypeMeta::fromScalarType(dtype);
+  if (impl->dtype() != type) impl->set_storage_and_dtype(c10::Storage(impl->storage()), type);
+  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap({data, c10::kCPU});
+  storage->set_nbytes(at::detail::computeStorageNbytes(sizes, strides, type.itemsize()));
+  impl->set_sizes_and_strides(sizes, strides, 0);
+  return tensor;
+}
+// The same of a tensor of a kernel's call.
+inline at::Tensor on_cpu(const uba_tensor& t) {
+  const size_t rank = size_t(t.rank);
+  return on_cpu(static_cast<char*>(t.data) + t.byte_offset, {t.sizes, rank}, {t.strides, rank}, scalar_type(t.dtype));
 }
 
 }  // namespace torch::fl

@@ -104,10 +104,11 @@ FIELD(uba_kernel, tag, 16, 8);
 #ifdef UBA_TEST_1_0
 SIZE(uba_properties, 176);
 #else
-SIZE(uba_properties, 192);
+SIZE(uba_properties, 200);
 FIELD(uba_properties, dtypes, 176, 8);
 FIELD(uba_properties, max_threads, 184, 4);
 FIELD(uba_properties, reserved, 188, 4);
+FIELD(uba_properties, product_dtypes, 192, 8);
 #endif
 FIELD(uba_properties, header, 0, 8);
 FIELD(uba_properties, name, 8, 64);

@@ -7,10 +7,11 @@ import io
 import json
 import threading
 
-from helpers import OwnProcess
+from helpers import OwnProcess, run_script
 
 chip = OwnProcess("host", timeout=200)
-rounding = OwnProcess("host_bf16", timeout=200)
+rounding = OwnProcess("host_bf16", timeout=200, TORCHFL_HOST_ROUND="1")
+unrounded = OwnProcess("host_bf16_unrounded", timeout=200, TORCHFL_HOST_ROUND="0", TORCHFL_LOG="2")
 
 
 def device(name="host"):
@@ -355,6 +356,66 @@ def test_a_rounded_product_and_a_whole_summand_give_what_their_sum_gives():
         result = torch.compile(ours)(x.to(d))
         assert result.dtype == torch.float32
         close(result, model(x), 3e-2)
+
+
+@unrounded
+def test_where_bfloat16_is_slower_the_variant_is_exact_and_says_so():
+    import torch
+
+    import torchfl
+
+    d = device("host_bf16")
+    assert torchfl.devices()[0]["product_dtypes"] == ["float32"]
+    model, x = block(), torch.randn(64, 3, 16, 16)
+    ours = copy.deepcopy(model).to(d)
+    with torch.no_grad():
+        for run in (ours, torch.compile(ours)):
+            close(run(x.to(d))[0], model(x)[0])
+
+
+def test_the_log_says_that_the_variant_does_not_round():
+    code = "import torch, torchfl\ntorchfl.load('host_bf16')\ntorch.ones(2, device='host')"
+    told = "products in bfloat16 are slower than in float32 on this device"
+    for choice, says in (("0", True), ("1", False)):
+        ran = run_script(code, env={"TORCHFL_HOST_ROUND": choice})
+        assert ran.code == 0 and (told in ran.err) is says, ran.err
+
+
+@chip
+def test_small_calls_are_those_of_the_cpu():
+    """Loops of the adapter's own, up to their limits and at the ends of what floats can hold."""
+    import torch
+    from torch.nn import functional as F
+
+    d = device()
+    ends = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 88.7, 88.73, 89.5, -87.4, -103.5, -110])
+    for x in (ends, torch.linspace(-20, 20, 4096).view(64, 64), torch.randn(5, 13), torch.randn(0, 3), torch.randn(())):
+        for f in (torch.exp, torch.sigmoid, torch.relu, lambda x: x.gt(0.1), lambda x: x.ne(x)):
+            torch.testing.assert_close(f(x.to(d)).cpu(), f(x), rtol=1e-6, atol=1e-38, equal_nan=True)
+        close(torch.softmax(x.to(d), -1), torch.softmax(x, -1))
+        close(x.to(d).sum(), x.sum(), 1e-3)
+        assert torch.zeros_like(x.to(d)).cpu().equal(torch.zeros_like(x))
+    for m, k, n in ((16, 16, 16), (3, 5, 17), (1, 8, 40), (7, 1, 1), (33, 7, 16)):
+        a, b, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+        for left in (a, a.t().contiguous().t()):
+            for right in (b, b.t().contiguous().t()):
+                close(left.to(d) @ right.to(d), a @ b)
+                close(torch.addmm(bias.to(d), left.to(d), right.to(d)), torch.addmm(bias, a, b))
+    table, rows = torch.randn(7, 5), torch.tensor([[0, 6], [2, 2]])
+    assert F.embedding(rows.to(d), table.to(d)).cpu().equal(F.embedding(rows, table))
+    for outside in (7, -1):
+        try:
+            F.embedding(torch.tensor([outside]).to(d), table.to(d))
+        except IndexError as error:
+            assert "index out of range" in str(error)
+        else:
+            raise AssertionError(outside)
+    # What is lent to PyTorch in inference mode is lent again outside of it.
+    with torch.inference_mode():
+        inside = [torch.sort(torch.randn(3, 4).double().to(d))[0] for _ in range(20)]
+    for _ in range(20):
+        assert torch.cumsum(torch.ones(4, dtype=torch.float64, device=d), 0).cpu().tolist() == [1, 2, 3, 4]
+    assert all(part.cpu().diff(dim=-1).ge(0).all() for part in inside)
 
 
 def test_the_chip_is_there_only_when_it_is_named():

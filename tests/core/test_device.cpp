@@ -283,10 +283,13 @@ TEST(what_a_device_says_against_its_descriptor_is_told) {
   device.total_memory = uint64_t(1) << 31;
   device.max_threads = 256;
   device.max_rank = 5;
+  chip.compute_as = torchfl::dtype_bit(UBA_DTYPE_BFLOAT16);
+  device.product_dtypes = torchfl::dtype_bit(UBA_DTYPE_FLOAT32);
   const std::vector<std::string> lines = torchfl::contradictions(chip, device);
-  CHECK_EQ(lines.size(), size_t(4));
+  CHECK_EQ(lines.size(), size_t(5));
   CHECK(lines[0].find("does not compute in float64") != std::string::npos);
   CHECK(lines[1].find("2048 MiB of memory, the descriptor says 4096 MiB") != std::string::npos);
   CHECK(lines[2].find("work-groups of 256, the descriptor says 1024") != std::string::npos);
   CHECK(lines[3].find("5 dimensions, the descriptor says 6") != std::string::npos);
+  CHECK(lines[4].find("products in bfloat16 are slower than in float32") != std::string::npos);
 }

@@ -6,6 +6,8 @@ import pytest
 import torch
 from helpers import OwnProcess, heard
 
+import torchfl
+
 N = 512  # a product of this size keeps a stream of the simulated chip busy for milliseconds
 
 
@@ -138,6 +140,20 @@ def test_elapsed_time_needs_two_recorded_events_with_timing(npu):
     without.record()
     with pytest.raises((RuntimeError, ValueError), match="enable_timing"):
         without.elapsed_time(recorded)
+
+
+def test_elapsed_time_of_events_of_two_chips_is_refused(npu):
+    """One chip's adapter knows nothing of another's events."""
+    torchfl.load("x1")
+    first_of = {row["chip"]: row["index"] for row in reversed(torchfl.devices())}
+    marks = []
+    for device in (first_of["NPU-V3"], first_of["X1-Edge"]):
+        marks.append(torch.Event(torch.device(npu.type, device), enable_timing=True))
+        marks[-1].record(torch.accelerator.current_stream(device))
+        torch.accelerator.synchronize(device)
+    for first, second in (marks, marks[::-1]):
+        with pytest.raises(RuntimeError, match="recorded on different devices"):
+            first.elapsed_time(second)
 
 
 def test_an_event_may_be_recorded_again(npu):

@@ -67,6 +67,7 @@ def _row(facts: dict[str, Any], chip: Any) -> dict[str, Any]:
         "compute_units": facts["compute_units"] or None,
         "clock_mhz": facts["clock_mhz"] or None,
         "dtypes": facts["dtypes"] or None,
+        "product_dtypes": facts["product_dtypes"] or None,
         "max_threads": facts["max_threads"] or None,
         "utilization": known.get("utilization"),
         "power_watts": known.get("power"),

@@ -32,9 +32,21 @@ _TURNS = (aten.t.default, aten.permute.default, aten.transpose.int)
 
 def rounding_of(graph: Graph) -> torch.dtype | None:
     """The dtype that the chip of the graph's tensors rounds operands to. Graphs of several chips are left alone."""
-    found = {chip["compute_as"].get("float32") for chip in chips_of(graph)}
+    found = {_rounds_to(chip) for chip in chips_of(graph)}
     name = found.pop() if len(found) == 1 else None
     return getattr(torch, name) if name else None
+
+
+def _rounds_to(chip: dict[str, Any]) -> str | None:
+    """None also where the device says that it gains nothing by it (`product_dtypes` of uba.h)."""
+    from torchfl import _engine
+
+    name: str | None = chip["compute_as"].get("float32")
+    if name is None:
+        return None
+    first = _engine._loaded[chip["device_type"]].first_index
+    fast = _engine.engine().properties(first)["product_dtypes"]
+    return name if not fast or name in fast else None
 
 
 class _Rounded(torch.nn.Module):
