@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torchfl._native import engine
@@ -33,6 +34,10 @@ def overloads(op: str) -> list[tuple[str, str]]:
 def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str | None) -> dict[str, Any]:
     c = engine()
     index = _index_of(device, args)
+    # An open device says more than its descriptor does: whether it takes programs whole, say. One that cannot be opened
+    # is explained by its descriptor.
+    with contextlib.suppress(RuntimeError):
+        c.properties(index)
     if op.startswith("torchfl::"):  # a chain of the descriptor's fusions
         chain: dict[str, Any] = c.explain(op, "", args, kwargs, index)
         return chain

@@ -174,6 +174,12 @@ def test_an_address_that_is_none_is_refused() -> None:
     assert "no address of the device's memory" in adapter.said
 
 
+def test_a_closed_device_is_explained_as_an_open_one() -> None:
+    code = "import torch, torchfl\ntorchfl.load('opencl')\nx = torch.empty(8, 8, device='meta')\n"
+    ran = run_script(code + "print(torchfl.explain('aten::hardswish', x, device='opencl:0')['steps'])")
+    assert "[vadd vmax vmin mul vdiv]" in ran.out, ran.err
+
+
 def test_a_kernel_that_cannot_be_built_shows_the_compilers_words(tmp_path: Path) -> None:
     code = "import torch, torchfl\ntorchfl.load('opencl')\nx = torch.ones(3, device='opencl:0')\nprint((x + x).cpu())"
     ran = run_script(code, env={"TORCHFL_OPENCL_OPTIONS": "-Dk=1", "TORCHFL_CACHE_DIR": str(tmp_path)})
