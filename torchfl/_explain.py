@@ -44,7 +44,11 @@ def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str 
     errors = []
     for base, overload in overloads(op):
         try:
-            answer: dict[str, Any] = c.explain(f"aten::{base}", overload, args, kwargs, index)
+            answer: dict[str, Any]
+            if base == "_scaled_dot_product_fused_attention_overrideable":
+                answer = c.explain(*_whole_attention(args, kwargs), index)
+            else:
+                answer = c.explain(f"aten::{base}", overload, args, kwargs, index)
             return answer
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if str(error).startswith("no operator"):
@@ -53,6 +57,17 @@ def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str 
     if not errors:
         raise ValueError(f"no operator {op!r}")
     raise ValueError(f"no form of {op} takes these arguments:\n  " + "\n  ".join(errors))
+
+
+def _whole_attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, tuple[Any, ...], dict[str, Any]]:
+    """What scaled_dot_product_attention asks for the whole by (csrc/aten/whole_attention.h)."""
+    import torch
+
+    schema = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default._schema
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    given.setdefault("attn_bias", given.pop("attn_mask", None))
+    values = tuple(given.get(argument.name, argument.default_value) for argument in schema.arguments)
+    return "torchfl::_scaled_dot_product_fused_attention", "", values, {}
 
 
 def _index_of(device: str | None, args: tuple[Any, ...]) -> int:

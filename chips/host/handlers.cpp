@@ -146,18 +146,16 @@ at::Tensor linear(const OpRequest& r, const std::string& next, bool round) {
   return std::get<0>(at::native_layer_norm(y, call.list(7), optional(8), optional(9), call.number(10)));
 }
 
-// q and k^T of a product, the shape of the scores, [mask, alpha,] dim and dtype of the softmax, a shape, v
-at::Tensor attention(const OpRequest& r, bool masked) {
+// query, key, value, bias, dropout, causal, debug mask, scale
+at::Tensor attention(const OpRequest& r) {
   const Call call(r);
-  const size_t v_at = r.args.size() - 1;
-  const auto scores = call.list(2);
-  supported(scores.size() == 4 && r.args[v_at - 2].isNone() && (!masked || call.number(4) == 1), "such attention");
-  auto split = [&](const at::Tensor& t) { return t.contiguous().unflatten(0, {scores[0], scores[1]}); };
-  const at::Tensor q = split(call[0]), k = split(call[1].transpose(1, 2)), v = split(call[v_at]);
-  supported(q.size(-1) == v.size(-1) && k.size(-2) == scores[3] && v.size(-2) == scores[3], "attention of such a shape");
-  const auto mask = masked ? std::optional(call[3].to(q.scalar_type()).expand(scores)) : std::nullopt;
-  const auto y = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false, mask, /*scale=*/1.0);  // done already
-  return std::get<0>(y).contiguous().flatten(0, 1);
+  const auto dense = [&](size_t i) { return call[i].stride(-1) == 1 ? call[i] : call[i].contiguous(); };
+  const at::Tensor q = dense(0), k = dense(1), v = dense(2);
+  supported(q.size(-1) == v.size(-1) && q.size(-1) == k.size(-1), "attention of such a shape");
+  std::optional<at::Tensor> bias;
+  if (call.has(3)) bias = call[3].to(q.scalar_type()).expand({q.size(0), q.size(1), q.size(2), k.size(2)});
+  const auto scale = r.args[7].toOptional<double>();
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, r.args[5].toBool(), bias, scale));
 }
 
 }  // namespace
@@ -190,6 +188,5 @@ extern "C" __attribute__((visibility("default"))) void torch_fl_register_host() 
   kernel("linear", linear, "none", false);
   kernel("linear_bf16", linear, "none", true);
   for (const char* next : {"relu", "gelu", "add", "add_norm"}) kernel(std::string("linear_") + next, linear, next, false);
-  kernel("attention", attention, false);
-  kernel("attention_masked", attention, true);
+  kernel("attention", attention);
 }

@@ -5,11 +5,13 @@
 // (torchfl/_attention.py calls from there), and in evaluation to the fused operators, which the route sees.
 #include "attention_limits.h"
 
+#include <ATen/SDPBackend.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/native/transformers/attention.h>
 #include <torch/library.h>
 
 #include "attention.h"
+#include "whole_attention.h"
 
 namespace torchfl {
 namespace {
@@ -55,12 +57,16 @@ Sizes sizes_of_products(const at::Tensor& query, const at::Tensor& key) {
 
 void refuse(const std::string& text) { TORCH_CHECK_NOT_IMPLEMENTED(text.empty(), text); }
 
-// 0 is the composite kernel, made of operators that are routed.
-int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
-                         const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
-  if (const Chip* chip = firewalled(query))
-    refuse(beyond(*chip, "scaled_dot_product_attention", sizes_of_products(query, key)));
-  return 0;
+// The composite kernel, made of operators that are routed, or the chip's own (whole_attention.h).
+int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double dropout, bool, std::optional<double>,
+                         bool grouped) {
+  if (query.device().type() != kDevice) return int64_t(at::SDPBackend::math);
+  const Chip& chip = runtime::device_unopened(std::max<int>(query.device().index(), 0)).chip->chip;
+  if (attention_is_firewalled(chip))
+    refuse(beyond(chip, "scaled_dot_product_attention", sizes_of_products(query, key)));
+  const bool whole = is_whole(chip, {query, key, value}, mask, dropout, grouped);
+  return int64_t(whole ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
 // How many samples vmap, at all its levels, hides from the sizes: the chip gets them as one batch.

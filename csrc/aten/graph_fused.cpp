@@ -5,6 +5,8 @@
 
 #include <mutex>
 
+#include "whole_attention.h"
+
 namespace torchfl {
 namespace {
 
@@ -46,6 +48,10 @@ struct TakenApart final : c10::OperatorKernel {
     size_t next = 0;
     for (const Link& link : fused->links) {
       torch::jit::Stack part = arguments_of(link, args, &next, std::move(value));
+      if (link.base == kWholeAttention) {  // which would ask for the whole again
+        value = attention_apart(part);
+        continue;
+      }
       link.op.callBoxed(part);
       value = std::move(part[0]);
     }
@@ -70,7 +76,8 @@ std::string short_name(const std::string& base) {
 }  // namespace
 
 std::string define_fused(const std::vector<std::string>& chain) {
-  TORCH_CHECK_VALUE(chain.size() >= 2, "a fusion has two operators or more, this one has ", chain.size());
+  const bool alone = chain.size() == 1 && chain[0] == kWholeAttention;
+  TORCH_CHECK_VALUE(chain.size() >= 2 || alone, "a fusion has two operators or more, this one has ", chain.size());
   auto fused = std::make_unique<FusedOp>();
   std::string name = kFusedNamespace;
   std::vector<c10::Argument> arguments;

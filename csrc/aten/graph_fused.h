@@ -6,7 +6,8 @@
 // LINK_ARGUMENT
 // ("native_batch_norm_eps"; LINK2_ARGUMENT the second time that an operator takes part). It gives the first result of
 // the last link. It is routed, counted and explained like any operator; a call that no row of the chip takes is taken
-// apart into its links, which are routed one by one.
+// apart into its links, which are routed one by one. scaled_dot_product_attention is a chain of one link of its own
+// (whole_attention.h).
 #pragma once
 #include <string>
 #include <vector>

@@ -17,6 +17,7 @@
 #include "pinned.h"
 #include "router.h"
 #include "transfer.h"
+#include "whole_attention.h"
 
 namespace py = pybind11;
 
@@ -159,6 +160,12 @@ Chip chip_from(const py::dict& lowered) {
   }
   for (const char* section : {"ops", "instructions"}) {
     for (py::handle row : lowered[section].cast<py::list>()) chip.ops.push_back(op_path_from(row.cast<py::dict>()));
+  }
+  const std::string attention = define_fused({kWholeAttention});
+  for (OpPath& row : chip.ops) {
+    if (row.op != kWholeAttention) continue;
+    row.op = attention;
+    chip.whole_attention = true;
   }
   for (py::handle item : lowered["fusions"].cast<py::list>()) {
     OpPath row = op_path_from(item.cast<py::dict>());

@@ -10,6 +10,7 @@
 
 #include "graph_fused.h"
 #include "values.h"
+#include "whole_attention.h"
 
 namespace torchfl {
 namespace {
@@ -123,6 +124,7 @@ const std::unordered_map<std::string, Rule>& rules() {
       {"aten::native_batch_norm", &batch_norm},
       {"aten::_native_batch_norm_legit", &batch_norm},
       {"aten::native_batch_norm_backward", &batch_norm_backward},
+      {kWholeAttention, &attention_outputs},
   };
   return table;
 }

@@ -68,6 +68,7 @@ struct Chip {
   std::string default_layout;        // of new tensors of its rank
   uint64_t memory_bytes = 0;         // of each device; 0 = not said
   int64_t max_threads = 0;           // of a work-group; 0 = not said
+  bool whole_attention = false;      // it has a row for scaled_dot_product_attention
   DtypeSet compute_as = 0;           // what products round operands of float32 to
   bool bfloat16_emulation = false;   // bfloat16 is computed in float16 and truncated
   std::string on_unsupported_dtype;  // cpu, cast, error

@@ -274,7 +274,54 @@ def test_attention_and_linear_layers_run_fused():
             close(compiled(x.to(d), on_device), model(x, given))
             close(ours(x.to(d), on_device), model(x, given))
     kernels = {target for _, target in paths().values()}
-    assert {"host_attention", "host_attention_masked", "host_linear_gelu", "host_linear"} <= kernels, kernels
+    assert {"host_attention", "host_linear_gelu", "host_linear"} <= kernels, kernels
+    assert not {"host_bmm", "host__softmax"} & kernels, kernels
+
+
+@chip
+def test_attention_is_one_kernel_wherever_it_can_be():
+    """In eager mode as well; what the kernel does not take is made of products and a softmax."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+
+    import torchfl
+
+    d = device()
+    q, k, v = torch.randn(2, 40, 4, 16).transpose(1, 2), torch.randn(2, 4, 50, 16), torch.randn(2, 4, 50, 16)
+    nothing = torch.zeros(2, 1, 40, 50)
+    nothing[0, :, 3], nothing[1, :, :, 20:] = -torch.inf, -torch.inf
+    whole = [
+        ((q, k, v), {}),
+        ((q, k, v, torch.randn(40, 50)), {"scale": 0.3}),
+        ((q, k, v, nothing), {}),  # a row that looks at nothing
+        ((q, k, v, nothing == 0), {}),
+        ((q, k, v), {"is_causal": True}),
+        ((q[..., ::2], k[..., :8], v[..., :8]), {}),
+    ]
+    apart = [
+        ((q, k, v[..., :8]), {}),
+        ((q[0], k[0], v[0]), {}),
+        ((q[:, :, :0], k, v), {}),
+        ((q.double(), k.double(), v.double()), {}),
+        ((torch.randn(2, 8, 40, 16), k, v), {"enable_gqa": True}),
+    ]
+    for calls, wanted in ((whole, True), (apart, False)):
+        for args, options in calls:
+            torchfl.reset_stats()
+            ours = attention(*(arg.to(d) for arg in args), **options)
+            close(ours, attention(*args, **options))
+            assert ("host_attention" in {target for _, target in paths().values()}) is wanted, (options, paths())
+    ours, theirs = q.clone().to(d).requires_grad_(), q.clone().requires_grad_()
+    attention(ours, k.to(d), v.to(d)).square().sum().backward()
+    attention(theirs, k, v).square().sum().backward()
+    close(ours.grad, theirs.grad)
+    close(
+        torch.func.vmap(lambda one: attention(one, k.to(d), v.to(d)))(torch.stack([q, q]).to(d))[1], attention(q, k, v)
+    )
+    told = torchfl.explain("aten::scaled_dot_product_attention", q.to(d), k.to(d), v.to(d), attn_mask=nothing.to(d))
+    assert (told["path"], told["target"]) == ("native", "host_attention")
+    told = torchfl.explain("aten::scaled_dot_product_attention", q.to(d), k.to(d), v[..., :8].to(d))
+    assert told["path"] != "cpu", told
 
 
 @chip

@@ -26,7 +26,13 @@ def rows_of(descriptor: str) -> list[dict[str, Any]]:
 
 def bare(op: str) -> str:
     """ "aten::add_.Tensor" and "aten::convolution_overrideable" as "add" and "convolution"."""
-    return op.removeprefix("aten::").partition(".")[0].removesuffix("_overrideable").removesuffix("_")
+    return (
+        op.removeprefix("aten::")
+        .removeprefix("torchfl::")
+        .partition(".")[0]
+        .removesuffix("_overrideable")
+        .removesuffix("_")
+    )
 
 
 def is_kernel_of(kernel: str, row: dict[str, Any]) -> bool:
