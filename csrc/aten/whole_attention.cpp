@@ -1,6 +1,7 @@
 // whole_attention.cpp: see whole_attention.h.
 #include "whole_attention.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <torch/library.h>
 
@@ -14,6 +15,8 @@ namespace {
 
 // Dense, the dimensions in the order of the query's: what PyTorch's shape function promises to compiled graphs.
 at::DimVector strides_like(const at::Tensor& query, c10::IntArrayRef sizes) {
+  if (query.sizes() == sizes && query.is_non_overlapping_and_dense()) return at::DimVector(query.strides());
+  if (query.sizes() == sizes) return at::DimVector(at::infer_dense_strides(sizes, query.strides()));
   std::vector<int64_t> order(sizes.size());
   at::DimVector strides(sizes.size(), 0);
   std::iota(order.begin(), order.end(), 0);

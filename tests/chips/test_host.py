@@ -318,6 +318,13 @@ def test_attention_is_one_kernel_wherever_it_can_be():
     close(
         torch.func.vmap(lambda one: attention(one, k.to(d), v.to(d)))(torch.stack([q, q]).to(d))[1], attention(q, k, v)
     )
+    # A compiled graph reckons with the layout of the result.
+    flat = torch.compile(lambda q: attention(q, k.to(d), v.to(d)).transpose(1, 2).reshape(2, 40, -1), dynamic=False)
+    row = q.to(d)[:1]
+    third = torch.randn(2, 40, 4, 3, 16).to(d)[:, :, :, 1].transpose(1, 2)
+    with torch.no_grad():
+        for query in (q.to(d), q.to(d).contiguous(), row.expand(2, -1, -1, -1), third):
+            close(flat(query), attention(query.cpu(), k, v).transpose(1, 2).reshape(2, 40, -1))
     told = torchfl.explain("aten::scaled_dot_product_attention", q.to(d), k.to(d), v.to(d), attn_mask=nothing.to(d))
     assert (told["path"], told["target"]) == ("native", "host_attention")
     told = torchfl.explain("aten::scaled_dot_product_attention", q.to(d), k.to(d), v[..., :8].to(d))
