@@ -103,6 +103,10 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK(start != nullptr && end != nullptr, "both events must be recorded before calculating elapsed time");
     auto *first = static_cast<Event*>(start), *second = static_cast<Event*>(end);
+    // A handle means something to its own chip only: another's adapter would read it as its own event.
+    TORCH_CHECK(first->device == second->device,
+                "elapsed_time: the two events were recorded on different devices, and their clocks have nothing in "
+                "common; record both on streams of one device (record() without a stream takes the current device's)");
     return guarded([&] { return second->device->event_elapsed(first->handle, second->handle); });
   }
 

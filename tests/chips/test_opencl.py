@@ -133,7 +133,6 @@ def test_two_threads_with_the_same_kernels() -> None:
     assert not wrong
 
 
-@pytest.mark.slow  # under load the process of it has crashed, in one run of two or three: not understood yet
 def test_streams_and_events() -> None:
     module = torch.get_device_module("opencl")
     side, start, end = (
@@ -142,7 +141,7 @@ def test_streams_and_events() -> None:
         torch.Event(DEVICE, enable_timing=True),
     )
     x = torch.ones(1 << 18, device=DEVICE)
-    start.record()
+    start.record(torch.accelerator.current_stream(DEVICE))  # the current device may be another chip's
     with side:
         side.wait_event(start)
         y = x * 3
