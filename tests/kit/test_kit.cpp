@@ -329,14 +329,13 @@ TEST(threads_that_share_a_stream_take_turns) {  // or each would write to the sc
     for (int i = 0; i < 300 && came < 2; i++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     met = came > 1;
   };
-  std::vector<std::thread> threads;
-  for (int64_t n : {64, 128}) {
-    const Tensor &x = b.tensor({n}), &y = b.tensor({n}), &order = b.tensor({n}, UBA_DTYPE_INT64);
-    threads.emplace_back([&] {
-      CHECK_EQ(b.call("sort", {value(x), value(int64_t(0)), value(int64_t(0))}, {&y, &order}), UBA_OK);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  auto sort = [&](const Tensor& x, const Tensor& y, const Tensor& order) {
+    CHECK_EQ(b.call("sort", {value(x), value(int64_t(0)), value(int64_t(0))}, {&y, &order}), UBA_OK);
+  };
+  Tensor &x = b.tensor({64}), &y = b.tensor({64}), &order = b.tensor({64}, UBA_DTYPE_INT64);
+  Tensor &other = b.tensor({64}), &other_order = b.tensor({64}, UBA_DTYPE_INT64);
+  std::thread first([&] { sort(x, y, order); }), second([&] { sort(x, other, other_order); });
+  first.join(), second.join();
   CHECK_EQ(came.load(), 2);
   CHECK(!met);
 }
