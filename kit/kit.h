@@ -10,7 +10,8 @@
 // library uba_kit (`uba_adapter(... KIT)`); several adapters of one process have one each.
 //
 // Errors: whatever fails throws a Failure, the adapter's functions too; `guard` turns it into a status at the C
-// interface. Threads: the kit may call Device from any thread, at the same time; a Stream from one at a time.
+// interface. Threads: the kit may call Device from any thread, at the same time; a Stream from one at a time: it holds
+// the stream's `turn` for a whole call, for PyTorch's threads share streams.
 //
 // Dialect: a kernel's source is Device::dialect and then the kit's own, with the names of OpenCL C. What another
 // language defines in its dialect, with the meaning that OpenCL C gives it:
@@ -25,6 +26,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -97,6 +99,9 @@ class Stream {
   Stream(const Stream &) = delete;
   virtual ~Stream() = default;
   Device &device;
+  // `scratch` and the launches that use it belong together: the kit holds this while it serves a call, and the
+  // adapter's own functions where they use what a Stream keeps. Recursive, for calls contain calls.
+  std::recursive_mutex turn;
 
   // Enqueues a kernel. The values of the arguments are read before it returns.
   virtual void launch(Kernel &kernel, const Range &range, const Argument *arguments, size_t count) = 0;

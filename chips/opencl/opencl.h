@@ -2,8 +2,8 @@
 //
 // Contract: addresses that the host computes with are numbers, `tag | slot << 40 | offset`; a slot holds one cl_mem,
 // so a kernel gets that and an offset, and no sub-buffer is ever needed. Kernels come from the kit (kit/kit.h): here is
-// how they are built and launched. What fails throws kit::Failure. Work of one stream runs in order; calls on one
-// stream are never concurrent.
+// how they are built and launched. What fails throws kit::Failure. Work of one stream runs in order; several threads
+// may call on one, and take turns where a Stream keeps something (kit::Stream::turn).
 #pragma once
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>

@@ -234,6 +234,7 @@ uba_status copy(void *device, void *stream, void *dst, const void *src, uint64_t
   return guard([&] {
     Device &d = device_of(device);
     Stream &s = stream_of(device, stream);
+    const std::lock_guard turn(s.turn);  // scratch memory
     if (bytes == 0) return;
     const Buffer to = direction == UBA_DEVICE_TO_HOST ? Buffer{} : d.at(dst);
     const Buffer from = direction == UBA_HOST_TO_DEVICE ? Buffer{} : d.at(src);
@@ -379,6 +380,7 @@ void *Stream::fault() {
 }
 void Stream::finish() {
   check(cl::Finish(queue), "the work of this stream");
+  const std::lock_guard mine(turn);  // not while it waits: other threads may go on
   if (!may_fault) return;
   cl_int fault = 0;
   const cl_int none = 0;

@@ -133,6 +133,24 @@ def test_two_threads_with_the_same_kernels() -> None:
     assert not wrong
 
 
+def test_two_threads_with_operators_of_many_kernels_on_one_stream() -> None:
+    """A product packs its factors in the stream's scratch memory, which grows: neither thread may meet the other's."""
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for n in range(64, 512, 16):
+            a = torch.full((n, n + seed), float(seed), device=DEVICE)
+            if not torch.mm(a, a.t()).cpu().eq((n + seed) * seed * seed).all():
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 def test_streams_and_events() -> None:
     module = torch.get_device_module("opencl")
     side, start, end = (

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <functional>
+#include <mutex>
 #include <sstream>
 
 #include "kit/kit.h"
@@ -41,9 +43,11 @@ class HostStream final : public kit::Stream {
   std::vector<kit::Matmul> products;
   bool takes_products = false;
   int32_t flag = 0;
+  std::function<void()> in_scratch;
 
   void launch(kit::Kernel &kernel, const kit::Range &range, const kit::Argument *arguments, size_t count) override {
     const HostKernel &k = static_cast<HostKernel &>(kernel);
+    std::lock_guard<std::mutex> lock(recording_);
     launches.push_back({k.name, range, 0, {}});
     std::vector<const void *> values;
     for (size_t i = 0; i < count; i++)
@@ -53,6 +57,8 @@ class HostStream final : public kit::Stream {
     if (k.run) k.run(values.data(), range.global);
   }
   kit::Buffer scratch(uint64_t bytes) override {
+    if (in_scratch) in_scratch();
+    std::lock_guard<std::mutex> lock(recording_);
     rooms_.emplace_back(bytes);
     return {rooms_.back().data(), 0};
   }
@@ -62,6 +68,7 @@ class HostStream final : public kit::Stream {
 
  private:
   std::deque<std::vector<char>> rooms_;
+  std::mutex recording_;
 };
 
 class HostDevice final : public kit::Device {

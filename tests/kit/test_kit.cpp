@@ -2,9 +2,12 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
 #include "check.h"
 #include "host_device.h"
@@ -314,6 +317,27 @@ TEST(an_index_out_of_range_sets_the_fault_of_the_stream_and_reads_nothing) {
   CHECK_EQ(b.device.queue.flag, 1);
   CHECK_EQ(b.data<float>(y)[0], 2.0f);
   CHECK_EQ(b.data<float>(y)[1], 0.0f);
+}
+
+TEST(threads_that_share_a_stream_take_turns) {  // or each would write to the scratch memory of the other
+  Bench b;
+  b.device.compiles = false;
+  std::atomic<int> came{0};
+  bool met = false;
+  b.device.queue.in_scratch = [&] {
+    if (came++ > 0) return;
+    for (int i = 0; i < 300 && came < 2; i++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    met = came > 1;
+  };
+  auto sort = [&](const Tensor& x, const Tensor& y, const Tensor& order) {
+    CHECK_EQ(b.call("sort", {value(x), value(int64_t(0)), value(int64_t(0))}, {&y, &order}), UBA_OK);
+  };
+  Tensor &x = b.tensor({64}), &y = b.tensor({64}), &order = b.tensor({64}, UBA_DTYPE_INT64);
+  Tensor &other = b.tensor({64}), &other_order = b.tensor({64}, UBA_DTYPE_INT64);
+  std::thread first([&] { sort(x, y, order); }), second([&] { sort(x, other, other_order); });
+  first.join(), second.join();
+  CHECK_EQ(came.load(), 2);
+  CHECK(!met);
 }
 
 TEST(a_vendor_may_have_its_own_matrix_product) {
