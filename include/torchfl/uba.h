@@ -12,7 +12,8 @@
  *     elements of arrays (uba_value, uba_tensor, uba_kernel) are frozen for the life of a major version.
  *   - Only fixed-width integers, doubles and pointers: no bool, enum, bit-field or conditional member.
  *   - Strings are UTF-8, NUL-terminated, and live as long as the library unless said otherwise.
- *   - Functions may be called from any thread. Calls on one stream are never concurrent.
+ *   - Functions may be called from any thread, and by several at once. Threads of the user that share a stream call on
+ *     it concurrently too: what an adapter keeps of a stream, its calls use by turns. The host holds no lock for it.
  *   - A function reports failure by its status, after `host->set_error(sdk_code, text)` has told what the SDK
  *     said. Only UBA_NOT_SUPPORTED means "try the next path"; every other failure reaches the user.
  */
