@@ -67,6 +67,7 @@ struct After {  // what follows a convolution
 // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups;
 // weight, bias, mean, variance, training, momentum, eps of the norm; the residual and its factor
 at::Tensor convolution(const OpRequest& r, After after) {
+  after.round = after.round && host::rounding_pays();
   const Call call(r);
   const at::Tensor input = call[0];
   const auto stride = call.list(3), padding = call.list(4), dilation = call.list(5);
