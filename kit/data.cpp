@@ -66,9 +66,8 @@ Range lines(int64_t n, int64_t m = 1) {
 template <void (*body)(const Frame &, int64_t)>
 uba_status run(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
-    Stream &stream = stream_of(device, call->stream);
-    const Turn turn(stream.turn);
-    body({device_of(device), stream, *call}, tag);
+    const Turn turn(device, call->stream);
+    body({device_of(device), turn.stream, *call}, tag);
   });
 }
 int64_t size_at(const uba_tensor &t, int d) { return t.rank ? t.sizes[d] : 1; }

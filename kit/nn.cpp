@@ -332,9 +332,8 @@ void softmax(const Call &f) {
 template <void (*body)(const Call &)>
 uba_status run(void *device, const uba_call *call, int64_t tag) {
   return guard([&] {
-    Stream &stream = stream_of(device, call->stream);
-    const Turn turn(stream.turn);
-    body({device_of(device), stream, call->args, call->arg_count, call->outputs, tag});
+    const Turn turn(device, call->stream);
+    body({device_of(device), turn.stream, call->args, call->arg_count, call->outputs, tag});
   });
 }
 

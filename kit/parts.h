@@ -28,7 +28,14 @@ inline Device &device_of(void *device) { return *static_cast<Device *>(device); 
 inline Stream &stream_of(void *device, void *stream) {
   return stream ? *static_cast<Stream *>(stream) : *device_of(device).stream;
 }
-using Turn = std::lock_guard<std::recursive_mutex>;  // of a stream: the whole call
+// A stream, and the turn on it for as long as the object lives: a whole call.
+struct Turn {
+  Turn(void *device, void *of) : stream(stream_of(device, of)), held(stream.turn) {}
+  Stream &stream;
+
+ private:
+  std::lock_guard<std::recursive_mutex> held;
+};
 inline Buffer buffer_of(Device &device, const uba_tensor &t) {
   return device.at(static_cast<const char *>(t.data) + t.byte_offset);
 }

@@ -122,13 +122,12 @@ uba_status program_compile(void *device, const uba_program *program, void **comp
 uba_status program_run(void *device, void *compiled, const uba_run *run_of) {
   return guard([&] {
     static thread_local std::vector<uba_value> numbers;
-    Stream &stream = stream_of(device, run_of->stream);
-    const Turn turn(stream.turn);
+    const Turn turn(device, run_of->stream);
     for (Program::Part &part : static_cast<Program *>(compiled)->parts) {
       numbers = part.segment.numbers;
       for (uba_value &number : numbers)
         if (number.kind == UBA_NUMBER) number = run_of->numbers[number.v.i];
-      run(stream, part.segment, part.prepared, numbers.data(), run_of->blocks);
+      run(turn.stream, part.segment, part.prepared, numbers.data(), run_of->blocks);
     }
   });
 }

@@ -403,9 +403,8 @@ uba_status elementwise(void *device, const uba_call *call, int64_t tag) {
     start(e.segment, call->outputs[0]);
     add_node(e.segment, *call, tag, false);
     prepare(d, e.segment, e.prepared);
-    Stream &stream = stream_of(device, call->stream);
-    const Turn turn(stream.turn);
-    run(stream, e.segment, e.prepared, e.segment.numbers.data(), nullptr);
+    const Turn turn(device, call->stream);
+    run(turn.stream, e.segment, e.prepared, e.segment.numbers.data(), nullptr);
   });
 }
 

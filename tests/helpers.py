@@ -19,8 +19,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def environment(**changes: str) -> dict[str, str]:
     }
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     return {**kept, "PYTHONPATH": path, **changes}
+
+
+def in_threads(work: Callable[..., object], count: int | Sequence[int]) -> None:
+    """`work` of each number at once, a thread each, until all are done. Of a count: of the numbers below it."""
+    threads = [threading.Thread(target=work, args=(n,)) for n in (range(count) if isinstance(count, int) else count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @dataclass

@@ -44,11 +44,10 @@ def explain(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: str 
     errors = []
     for base, overload in overloads(op):
         try:
-            answer: dict[str, Any]
+            asked: tuple[str, str, tuple[Any, ...], dict[str, Any]] = (f"aten::{base}", overload, args, kwargs)
             if base == "_scaled_dot_product_fused_attention_overrideable":
-                answer = c.explain(*_whole_attention(args, kwargs), index)
-            else:
-                answer = c.explain(f"aten::{base}", overload, args, kwargs, index)
+                asked = _whole_attention(args, kwargs)
+            answer: dict[str, Any] = c.explain(*asked, index)
             return answer
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if str(error).startswith("no operator"):

@@ -55,7 +55,7 @@ bool has_bfloat16() {
 }
 // What oneDNN is to compute in.
 c10::ScalarType rounded(c10::ScalarType given, bool round) {
-  if (given != c10::kBFloat16 && !(round && host::rounding_pays())) return given;
+  if (given != c10::kBFloat16 && !round) return given;
   return has_bfloat16() ? c10::kBFloat16 : c10::kFloat;
 }
 bool is_packable(c10::ScalarType type) { return type == c10::kFloat || type == c10::kBFloat16; }
@@ -67,7 +67,6 @@ struct After {  // what follows a convolution
 // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups;
 // weight, bias, mean, variance, training, momentum, eps of the norm; the residual and its factor
 at::Tensor convolution(const OpRequest& r, After after) {
-  after.round = after.round && host::rounding_pays();
   const Call call(r);
   const at::Tensor input = call[0];
   const auto stride = call.list(3), padding = call.list(4), dilation = call.list(5);
@@ -182,12 +181,12 @@ extern "C" __attribute__((visibility("default"))) void torch_fl_register_host() 
   };
   torch::fl::register_device("host");
   kernel("conv", convolution, After{});
-  kernel("conv_bf16", convolution, After{.round = true});
+  kernel("conv_bf16", convolution, After{.round = host::rounding_pays()});
   kernel("conv_norm", convolution, After{.norm = true});
   kernel("conv_norm_relu", convolution, After{.norm = true, .relu = true});
   kernel("conv_norm_add_relu", convolution, After{.norm = true, .add = true, .relu = true});
   kernel("linear", linear, "none", false);
-  kernel("linear_bf16", linear, "none", true);
+  kernel("linear_bf16", linear, "none", host::rounding_pays());
   for (const char* next : {"relu", "gelu", "add", "add_norm"}) kernel(std::string("linear_") + next, linear, next, false);
   kernel("attention", attention);
 }

@@ -142,11 +142,11 @@ bool sum(const uba_call& call) {
 }
 bool embedding(const uba_call& call) {  // (weight, indices, ...)
   const uba_tensor &weight = *call.args[0].v.tensor, &indices = *call.args[1].v.tensor, &out = call.outputs[0];
-  const int64_t count = small<int64_t>(indices), width = weight.sizes[weight.rank - 1], *index = start<int64_t>(indices);
+  const int64_t count = small<int64_t>(indices), *index = start<int64_t>(indices);
   if (small<float>(out) <= 0 || count <= 0 || weight.rank != 2 || weight.strides[1] != 1) return false;
   for (int64_t i = 0; i < count; i++)
     if (index[i] < 0 || index[i] >= weight.sizes[0]) return false;
-  for (int64_t i = 0; i < count; i++)
+  for (int64_t i = 0, width = weight.sizes[1]; i < count; i++)
     std::memcpy(start<float>(out) + i * width, start<float>(weight) + index[i] * weight.strides[0], size_t(width) * sizeof(float));
   return true;
 }

@@ -6,9 +6,10 @@
 
 namespace host {
 
+using Loop = bool (*)(const uba_call&);  // false, before it has written anything: the call is none for it
 struct SmallLoop {
-  const char* op;                // "add"
-  bool (*run)(const uba_call&);  // false, before it has written anything: the call is none for it
+  const char* op;  // "add"
+  Loop run;
 };
 extern const SmallLoop kSmallLoops[];
 extern const size_t kSmallLoopCount;

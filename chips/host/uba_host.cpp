@@ -32,7 +32,7 @@ using torch::fl::OutOperator;
 struct Operator {
   std::string kernel;
   std::vector<OutOperator> overloads;
-  bool (*loop)(const uba_call&) = nullptr;       // for small calls
+  Loop loop = nullptr;                           // for small calls
   uba_status (*own)(const uba_call&) = nullptr;  // where PyTorch has no form that writes to given memory
 };
 auto& g_operators = *new std::deque<Operator>;  // by the tags of their kernels
@@ -137,7 +137,7 @@ std::vector<uba_kernel> list_kernels() {
     if (auto op = OutOperator::find(name); op && name.name.rfind("aten::", 0) == 0) found[name.name.substr(6)].push_back(*op);
   auto cpu = at::cpu::get_cpu_capabilities();  // small.cpp is compiled for these two, where there are such
   const bool has_vectors = !cpu.count("avx2") || (cpu["avx2"].toBool() && cpu["fma3"].toBool());
-  std::map<std::string, bool (*)(const uba_call&)> loops;
+  std::map<std::string, Loop> loops;
   for (size_t i = 0; has_vectors && i < kSmallLoopCount; i++) loops[kSmallLoops[i].op] = kSmallLoops[i].run;
   std::map<std::string, uba_status (*)(const uba_call&)> own = {
       {"convolution_backward", convolution_backward}, {"mse_loss", mse_loss}, {"relu", relu}};

@@ -16,10 +16,9 @@
 namespace torchfl {
 namespace {
 
-const Chip* firewalled(const at::Tensor& query) {
+const Chip* chip_of(const at::Tensor& query) {
   if (!query.defined() || query.device().type() != kDevice) return nullptr;
-  const Chip& chip = runtime::device_unopened(std::max<int>(query.device().index(), 0)).chip->chip;
-  return attention_is_firewalled(chip) ? &chip : nullptr;
+  return &runtime::device_unopened(std::max<int>(query.device().index(), 0)).chip->chip;
 }
 
 // The size if it is more than the limit: a symbolic one within stays open.
@@ -61,11 +60,10 @@ void refuse(const std::string& text) { TORCH_CHECK_NOT_IMPLEMENTED(text.empty(),
 int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask, double dropout, bool, std::optional<double>,
                          bool grouped) {
-  if (query.device().type() != kDevice) return int64_t(at::SDPBackend::math);
-  const Chip& chip = runtime::device_unopened(std::max<int>(query.device().index(), 0)).chip->chip;
-  if (attention_is_firewalled(chip))
-    refuse(beyond(chip, "scaled_dot_product_attention", sizes_of_products(query, key)));
-  const bool whole = is_whole(chip, {query, key, value}, mask, dropout, grouped);
+  const Chip* chip = chip_of(query);
+  if (chip != nullptr && attention_is_firewalled(*chip))
+    refuse(beyond(*chip, "scaled_dot_product_attention", sizes_of_products(query, key)));
+  const bool whole = chip != nullptr && is_whole(*chip, {query, key, value}, mask, dropout, grouped);
   return int64_t(whole ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
@@ -81,8 +79,8 @@ c10::SymInt samples_of(at::Tensor tensor) {
 
 // `query` and `key` as multi_head_attention_forward gets them: (length, [batch,] embedding).
 void check_multi_head_attention(const at::Tensor& query, const at::Tensor& key, int64_t heads) {
-  const Chip* chip = firewalled(query);
-  if (chip == nullptr || query.dim() < 2 || key.dim() < 2) return;
+  const Chip* chip = chip_of(query);
+  if (chip == nullptr || !attention_is_firewalled(*chip) || query.dim() < 2 || key.dim() < 2) return;
   Sizes sizes;
   sizes.heads = heads;
   sizes.rank = query.dim();

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import json
-import threading
 
-from helpers import OwnProcess, run_script
+from helpers import OwnProcess, in_threads, run_script
 
 chip = OwnProcess("host", timeout=200)
 rounding = OwnProcess("host_bf16", timeout=200, TORCHFL_HOST_ROUND="1")
@@ -339,18 +338,14 @@ def test_two_threads_compute_at_once():
     x = torch.randn(64, 64)
     expected, wrong = (x @ x).relu().softmax(-1).sum(0), []
 
-    def work():
+    def work(_):
         ours = x.to(d)
         for _ in range(200):
             result = (ours @ ours).relu().softmax(-1).sum(0).cpu()
             if not torch.allclose(result, expected, atol=1e-5):
                 wrong.append(result)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 2)
     assert not wrong
 
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import environment, run_script
+from helpers import environment, in_threads, run_script
 from opencl_support import OUT_OF_MEMORY, Adapter, missing
 from torch.nn import functional as F
 
@@ -125,11 +124,7 @@ def test_two_threads_with_the_same_kernels() -> None:
         if not torch.equal(x.cpu(), torch.full((1000,), float(seed))):
             wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, (1, 2))
     assert not wrong
 
 
@@ -143,11 +138,7 @@ def test_two_threads_with_operators_of_many_kernels_on_one_stream() -> None:
             if not torch.mm(a, a.t()).cpu().eq((n + seed) * seed * seed).all():
                 wrong.append(n)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, (1, 2))
     assert not wrong
 
 

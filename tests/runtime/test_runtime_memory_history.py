@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from helpers import OwnProcess
+from helpers import OwnProcess, in_threads
 
 MIB = 2**20
 
@@ -204,11 +204,7 @@ def test_replaying_the_events_gives_what_is_allocated(npu, memory):
             if size % 3 == 0:
                 kept.append(tensor)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     held = {}
     for event in memory._snapshot()["device_traces"][0]:
         if event["action"] == "alloc":

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from helpers import OwnProcess, heard
+from helpers import OwnProcess, heard, in_threads
 
 import torchfl
 
@@ -249,11 +249,7 @@ def test_two_threads_compute_at_the_same_time(npu):
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, 4)
     assert failures == []
     assert results == {n: [float(n)] for n in range(4)}
 
@@ -275,11 +271,7 @@ def test_backward_in_several_threads(npu):
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, 3)
     assert failures == []
     assert max(grads.values()) < 1e-4 and len(grads) == 3
 

@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import torch
-from helpers import OwnProcess, run_script
+from helpers import OwnProcess, in_threads, run_script
 
 maps = OwnProcess("unified_map")
 lazy = OwnProcess("unified_lazy", TORCHFL_HOST_MEMORY="lazy")
@@ -642,14 +642,10 @@ def test_threads_use_it_for_the_first_time_at_once():
         wanted = x + 1
         barrier = threading.Barrier(4)
 
-        def work(y=y, wanted=wanted, barrier=barrier):
+        def work(_, y=y, wanted=wanted, barrier=barrier):
             barrier.wait()
             if not torch.equal((y + 1).cpu(), wanted):
                 failures.append(1)
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, 4)
     assert not failures

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from typing import Any
 
 import ops_support
@@ -13,6 +12,7 @@ import pytest
 import recipes
 import torch
 import torch.nn.functional as F
+from helpers import in_threads
 from ops_support import DEVICE, FORMS, lowered, place, watch
 from test_native_rows import REFUSED, TAKEN_APART
 
@@ -300,11 +300,7 @@ def test_two_threads(npu: torch.device) -> None:
         except Exception as error:
             failures.append(repr(error))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 2)
     assert not failures, failures[:3]
 
 
